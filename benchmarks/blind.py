@@ -49,9 +49,9 @@ from verify import named, write_model
 
 import dovetail
 from dovetail.core.errors import DovetailError
+from dovetail.proof.compare.check import Verdict
 from dovetail.proof.compare.float64 import float32_islands_widened
 from dovetail.proof.compare.transformers_side import transformers
-from dovetail.proof.compare.verdict import Verdict
 from dovetail.views.verdict import within
 
 SEED = 20_261_118

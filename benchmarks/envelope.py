@@ -1,4 +1,4 @@
-"""The ratios of gaps to bounds on clean pairs: whether the constants in src/dovetail/proof/compare/error_bounds.py are large
+"""The ratios of gaps to bounds on clean pairs: whether the constants in src/dovetail/proof/compare/comparison.py are large
 enough.
 
     python benchmarks/envelope.py [--json]

@@ -33,7 +33,7 @@ from foreign_roles import ROLES
 from measure import Row, arguments, progress, report
 
 from dovetail.proof.compare.transformers_side import transformers
-from dovetail.proof.foreign.laws import FOREIGN, law_names, laws_on
+from dovetail.proof.foreign.laws import FOREIGN, laws_on
 from dovetail.proof.foreign.model import Foreign
 
 SECONDS, BYTES = 90, 6 * 2**30  # processor time and memory of one class, at most
@@ -177,7 +177,7 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="classes that the table has are not tried again")
     asked = parser.parse_args()
     transformers()
-    names = law_names(asked.laws)
+    names = FOREIGN.names(asked.laws)
     only = asked.only or (list(QUICK) if asked.quick else [])
     chosen = [(role, kind, model) for role in asked.roles for kind, model in classes(role, only)]
     stored = [Tried(**one) for one in json.loads(asked.table.read_text())] if asked.resume else []

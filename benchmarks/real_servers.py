@@ -24,7 +24,7 @@ from tokenizers import Tokenizer as Engine, decoders, models, pre_tokenizers
 
 from dovetail.core.errors import FileError
 from dovetail.proof.compare.transformers_side import transformers
-from dovetail.proof.http import get_json
+from dovetail.proof.http import Http
 from dovetail.text.learn import END, learn
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -250,7 +250,7 @@ def _await(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
         if process.poll() is not None:
             raise FileError(f"the server ended with exit code {process.returncode}:\n{log.read_text(errors='replace')[-2000:]}")
         with contextlib.suppress(FileError):
-            get_json(url, "/models", seconds=5.0)
+            Http(url, seconds=5.0).get("/models")
             return
         time.sleep(0.5)
     raise FileError(f"the server did not answer within {START_SECONDS:g} s:\n{log.read_text(errors='replace')[-2000:]}")

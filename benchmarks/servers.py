@@ -36,7 +36,7 @@ from measure import Goal, Row, arguments, progress, report
 from real_servers import SERVERS, VOCABULARIES, Server, as_gguf, running, write_model
 
 from dovetail.core.errors import FileError
-from dovetail.proof.served.run import calibrated, law_names, opened, try_law
+from dovetail.proof.served.run import SERVED, calibrated, opened
 from dovetail.text.tokenizer import Tokenizer
 
 LOG = 3000  # characters of a server's log that an error shows
@@ -72,7 +72,7 @@ def tested(server: Server, dtype: str, seeds: Sequence[int], place: Path, given:
         stack.enter_context(with_log(place / "server.log"))
         plain = stack.enter_context(running(server, model, dtype, place / "server.log"))
         url, against = plain, None
-        if server.speculation and "speculated" in law_names(given.only):
+        if server.speculation and "speculated" in SERVED.names(given.only):
             url = stack.enter_context(running(server, model, dtype, place / "speculation.log", speculation=True))
             against = plain
         for seed in seeds:
@@ -81,7 +81,7 @@ def tested(server: Server, dtype: str, seeds: Sequence[int], place: Path, given:
             options |= {"tokenizer": Tokenizer.load(directory)} if server.text else {}
             options |= {"dtype": dtype} if seed % 2 else {}
             case = calibrated(opened(url, against=against, seed=seed, **options))
-            laws = tuple(dc.asdict(try_law(case, name)) for name in law_names(given.only))
+            laws = tuple(dc.asdict(SERVED.test(name, case)) for name in SERVED.names(given.only))
             noise = (case.noise.repeat, case.noise.concurrent, case.noise.prefill)
             found.append(
                 Run(

@@ -31,11 +31,10 @@ from rich.table import Table
 from seeded_bugs import BUGS, FAMILIES, Bug
 from torch import nn
 
-from dovetail.proof.compare.check import verify
+from dovetail.proof.compare.check import Verdict, verify
 from dovetail.proof.compare.prompt import random_prompt
 from dovetail.proof.compare.sides import NativeSide
 from dovetail.proof.compare.transformers_side import TransformersSide, transformers
-from dovetail.proof.compare.verdict import Verdict
 
 SEED = 20_000  # other seeds than those of benchmarks/envelope.py
 CORRUPTED, SEEDS = 248, 4  # models with a bug; seeds of each family, dtype and kind of clean pairs: 13 · 3 · 2 · 4 = 312

@@ -110,7 +110,7 @@ def _on_one_rank(site: Site | None, seed: int, sampled: Sequence[str]) -> str:
     from dovetail.files.spec import from_yaml
     from dovetail.proof.laws.case import LAWS, Case
     from dovetail.proof.laws.oracle import check_oracles, kinds_to_test
-    from dovetail.proof.laws.suite import exceptions, try_law
+    from dovetail.proof.laws.suite import exceptions
 
     module, within = (site.module, site.within.partition(".")[0]) if site is not None else ("", "")
     using = users(module)
@@ -137,7 +137,7 @@ def _on_one_rank(site: Site | None, seed: int, sampled: Sequence[str]) -> str:
     cases = {spec.key: (Case(spec, seed, share=SHARE), exceptions(spec)) for _, spec in tested}
     for name, spec in tested:
         case, excepted = cases[spec.key]
-        outcome = try_law(case, name, excepted.get(name, []))
+        outcome = LAWS.test(name, case, excepted.get(name, []))
         if outcome.state == "failed":
             return f"{outcome.law}: {outcome.detail}"
     return ""

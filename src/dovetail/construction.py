@@ -66,7 +66,7 @@ def materialize(model: nn.Module, spec: Model, dtype: torch.dtype, device: str |
     """Allocate every weight and constant, and set its initial value."""
     set_constants(model, spec, dtype, device)
     for d, value in initials((d for d in declared(spec) if d.weight.stored), seed):
-        _put(model, d, value.to(device, _dtype_of(d, dtype)))
+        put(model, d, value.to(device, _dtype_of(d, dtype)))
     tie(model, spec)
 
 
@@ -75,7 +75,7 @@ def _dtype_of(d: Declared, dtype: torch.dtype) -> torch.dtype:
     return at_least_fp32(dtype) if d.weight.buffer else dtype
 
 
-def _put(model: nn.Module, d: Declared, value: Tensor) -> None:
+def put(model: nn.Module, d: Declared, value: Tensor) -> None:
     """Make a tensor the parameter or buffer that is declared."""
     module, leaf = holder(model, d.path)
     if d.weight.buffer:

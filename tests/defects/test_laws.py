@@ -128,7 +128,7 @@ def test_a10_an_option_that_is_not_used_is_refused(options: dict[str, object], m
 
 def test_a11_a_spec_is_tested_with_several_seeds(monkeypatch: pytest.MonkeyPatch):
     from dovetail.proof import subjects
-    from dovetail.proof.laws.outcome import Outcome
+    from dovetail.proof.laws.law import Outcome
 
     seen: list[tuple[str, int]] = []
 
@@ -147,7 +147,7 @@ def test_a11_a_spec_is_tested_with_several_seeds(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a8_time_of_children_is_counted():
-    from dovetail.proof.laws.cpu import cpu_seconds
+    from dovetail.proof.laws.law import cpu_seconds
 
     work = "import time; begin = time.process_time()\nwhile time.process_time() < begin + 0.4: pass\nprint(flush=True); input()"
     before = cpu_seconds()

@@ -4,7 +4,7 @@ from typing import Any
 
 from dovetail.files.spec import from_yaml
 from dovetail.proof.laws.sharded import SPLITS, How, _mesh, _run, adapted_model, make_batch
-from dovetail.proof.laws.sharded_result import gaps_of
+from dovetail.proof.laws.sharded_batch import gaps_of
 
 
 def compare_adapted(text: str, kind: dict[str, Any], how: How, seed: int | None = None) -> dict[str, float]:

@@ -92,7 +92,7 @@ def doubled() -> Iterator[str]:
 
 def test_a_kind_of_another_package_is_tested_and_ours_only_with_oracles(doubled: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As from a wheel, which holds no literal numbers of ours."""
-    monkeypatch.setattr("dovetail.proof.laws.oracle.registry.ORACLES", {"rope": ORACLES["rope"]})
+    monkeypatch.setattr("dovetail.proof.laws.oracle.ORACLES", {"rope": ORACLES["rope"]})
     assert set(kinds_to_test()) == {"rope", doubled}
     assert [failure.kind for failure in check_oracles()] == [doubled]
 

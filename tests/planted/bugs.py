@@ -352,7 +352,7 @@ BUGS = [
     ),
     Bug(
         "proof",
-        "lengths.py",
+        "prompt.py",
         "_in_config",
         " and not isinstance(value, bool)",
         "",

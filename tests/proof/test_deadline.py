@@ -9,7 +9,7 @@ import time
 import pytest
 
 from dovetail.core.errors import FileError
-from dovetail.proof.http import post_json
+from dovetail.proof.http import Http
 
 
 def dripping(start: bytes) -> int:
@@ -38,11 +38,11 @@ def dripping(start: bytes) -> int:
 def test_an_answer_that_drips_ends_at_the_deadline(start: bytes) -> None:
     begin = time.monotonic()
     with pytest.raises(FileError, match=r"gave no whole answer within 0\.5 seconds"):
-        post_json(f"http://127.0.0.1:{dripping(start)}", "/completions", {}, seconds=0.5)
+        Http(f"http://127.0.0.1:{dripping(start)}", seconds=0.5).post("/completions", {})
     assert time.monotonic() - begin < 5
 
 
 @pytest.mark.parametrize("url", ["http://a b", "http://a\tb\x7f", "http://[", "http://"])
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(FileError):
-        post_json(url, "/completions", {}, seconds=0.5)
+        Http(url, seconds=0.5).post("/completions", {})

@@ -16,11 +16,11 @@ from torch import nn
 
 import dovetail
 from dovetail.core.errors import DovetailError, FileError
+from dovetail.proof.compare.check import Verdict
 from dovetail.proof.compare.dump import Dump
 from dovetail.proof.compare.dump_check import verify_dump
 from dovetail.proof.compare.sides import NativeSide
 from dovetail.proof.compare.transformers_side import TransformersSide
-from dovetail.proof.compare.verdict import Verdict
 
 LAYERS = range(3)
 ROWS = torch.randint(0, 62, (2, 21), generator=torch.Generator().manual_seed(3))

@@ -12,7 +12,7 @@ from dovetail.cli import main
 from dovetail.core.errors import FileError
 from dovetail.proof.foreign.laws import FOREIGN, laws_on
 from dovetail.proof.foreign.opening import opened
-from dovetail.proof.laws.outcome import Outcome
+from dovetail.proof.laws.law import Outcome
 
 FILE = Path(__file__).parent / "foreign_model.py"
 

@@ -10,7 +10,7 @@ import torch
 
 from dovetail.proof.foreign.laws import laws_on
 from dovetail.proof.foreign.opening import opened
-from dovetail.proof.laws.outcome import Outcome
+from dovetail.proof.laws.law import Outcome
 
 transformers = pytest.importorskip("transformers")
 CHEAP = ("causal", "chunked", "padded", "gradient", "every_weight")

@@ -24,7 +24,7 @@ def test_it_holds_for_presets(name: str):
 
 @pytest.mark.parametrize("dtype", narrow.NARROW)
 def test_the_bound_is_four_times_the_error_of_rounding_and_four_ulp(dtype):
-    pair = narrow.Pair(spec(), dtype, 0)
+    pair = narrow.NarrowPair(spec(), dtype, 0)
     x = torch.randn(100_000, dtype=torch.float64)
     rounding, ulp = narrow.rms(x.to(dtype).double() - x), 2**-23 * narrow.rms(x)
     assert pair.limit(x, narrow.BOUND) == pytest.approx(4 * rounding + 4 * ulp, rel=0.02)
@@ -37,7 +37,7 @@ def test_the_bound_is_four_times_the_error_of_rounding_and_four_ulp(dtype):
 
 def test_it_compares_the_tiled_kernel():
     case = Case(spec())
-    assert narrow.Pair(case.spec, torch.bfloat16, 0).kernels(case) == ["reference", "tiled"]
+    assert narrow.NarrowPair(case.spec, torch.bfloat16, 0).kernels(case) == ["reference", "tiled"]
 
 
 def test_a_step_starts_from_the_narrow_value():
@@ -50,7 +50,7 @@ def test_a_step_starts_from_the_narrow_value():
 
 
 def test_a_value_beyond_float16_ends_the_comparison():
-    case, pair = Case(spec()), narrow.Pair(spec(), torch.float16, 0)
+    case, pair = Case(spec()), narrow.NarrowPair(spec(), torch.float16, 0)
     recorded = narrow.Recorded()
     recorded.keep("large", torch.tensor([1e6]).half())
     recorded.compare("large", torch.tensor([1e6], dtype=torch.float64))
@@ -59,5 +59,5 @@ def test_a_value_beyond_float16_ends_the_comparison():
 
 def test_routers_are_nearly_tied():
     model = spec().set("layers.*.ffn", {"kind": "moe", "experts": 4, "hidden": 20})
-    weight = narrow.Pair(model, torch.bfloat16, 0).exact.layers[0].ffn.router.out.weight
+    weight = narrow.NarrowPair(model, torch.bfloat16, 0).exact.layers[0].ffn.router.out.weight
     assert (weight - weight.mean(0)).std() < weight.mean(0).std() / 8

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dovetail.proof.foreign.laws import laws_on
+from dovetail.proof.foreign.laws import described, documented, laws_on
 from dovetail.proof.foreign.model import Foreign
-from dovetail.proof.foreign.packing import described, documented
 
 
 class Packing(TypedDict, total=False):

@@ -12,13 +12,10 @@ from models import LLAMA, Seeded, llama, written
 from torch import Tensor, nn
 
 from dovetail.files.spec import from_yaml
-from dovetail.proof.compare.check import verify
-from dovetail.proof.compare.lengths import limits_of, long_length
-from dovetail.proof.compare.module_side import ModuleSide
-from dovetail.proof.compare.prompt import random_prompt
-from dovetail.proof.compare.sides import NativeSide
+from dovetail.proof.compare.check import Verdict, verify
+from dovetail.proof.compare.prompt import limits_of, long_length, random_prompt
+from dovetail.proof.compare.sides import ModuleSide, NativeSide
 from dovetail.proof.compare.transformers_side import TransformersSide
-from dovetail.proof.compare.verdict import Verdict
 from dovetail.views.verdict import body, sentences
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from dovetail.core.errors import FileError
 from dovetail.proof.laws import record as record_module
-from dovetail.proof.laws.outcome import Outcome
+from dovetail.proof.laws.law import Laws, Outcome
 from dovetail.proof.laws.record import Record
 
 FOUND = [Outcome("causal", "passed", "", 0.5, [("rope", "a reason")]), Outcome("padded", "not applicable", "no rows")]
@@ -54,7 +54,7 @@ def test_the_suite_takes_recorded_outcomes(tmp_path: Path, monkeypatch: pytest.M
     spec = load_spec("llama-tiny")
     monkeypatch.setattr(suite, "specs_of", lambda *_: iter([(spec, "pairs")]))
     monkeypatch.setattr(suite, "check_oracles", lambda _: [])
-    monkeypatch.setattr(suite, "LAWS", {"causal": suite.LAWS["causal"]})
+    monkeypatch.setattr(suite, "LAWS", Laws(causal=suite.LAWS["causal"]))
     path = tmp_path / "laws.jsonl"
     first = suite.run_suite(record=path)
     assert first.failures == []

@@ -21,7 +21,7 @@ from dovetail.proof.rollouts import check, decomposition, explain
 from dovetail.proof.rollouts.check import explain_rollouts
 from dovetail.proof.rollouts.file import read_rollouts
 from dovetail.proof.rollouts.logits import RIGHT, Sampled
-from dovetail.proof.rollouts.sampling import Ranked, Settings, Tempered
+from dovetail.proof.rollouts.sampling import RankedLogits, Settings, Tempered
 
 MAKER = Maker(rows=4, length=20)
 VALUES = {"temperature": "T = 0.7", "top_k": "top_k = 9", "top_p": "top_p = 0.8"}
@@ -52,7 +52,7 @@ def one_token_more(self: Tempered, settings: Settings) -> Tensor:
     return (KEPT(self, settings) + 1).clamp(max=self.logprobs.shape[1])
 
 
-def times_temperature(self: Ranked, temperature: float) -> Tempered:
+def times_temperature(self: RankedLogits, temperature: float) -> Tempered:
     return TEMPERED(self, 1 / temperature)
 
 
@@ -64,7 +64,7 @@ def rows_alone_shifted(self: Sampled, alignment: Any = RIGHT) -> tuple[Tensor, T
     return PAIRS(self, dc.replace(alignment, token=0))
 
 
-def all_rounding(self: decomposition.Noise) -> float:
+def all_rounding(self: decomposition.RoundingSize) -> float:
     return 10.0  # every gap is rounding
 
 
@@ -77,7 +77,7 @@ def all_twice(search: Any, one: Any) -> tuple[Tensor, list[explain.Component], T
     return gap, [dc.replace(each, values=2 * each.values) for each in found], rest
 
 
-KEPT, TEMPERED, PAIRS, COMPONENTS = Tempered.kept, Ranked.tempered, Sampled.pairs, explain.components
+KEPT, TEMPERED, PAIRS, COMPONENTS = Tempered.kept, RankedLogits.tempered, Sampled.pairs, explain.components
 
 
 def temperature() -> Gap:
@@ -98,10 +98,10 @@ def top_p() -> Gap:
         (top_k, Tempered, "log_mass", no_mass),
         (top_p, Tempered, "log_mass", mass_without_renormalizing),
         (top_p, Tempered, "kept", one_token_more),
-        (temperature, Ranked, "tempered", times_temperature),
+        (temperature, RankedLogits, "tempered", times_temperature),
         (lambda: MAKER.shift("gemma", 0, "next"), Sampled, "pairs", never_shifted),
         (lambda: MAKER.shift("gemma", 0, "before"), Sampled, "pairs", rows_alone_shifted),
-        (temperature, decomposition.Noise, "floor", property(all_rounding)),
+        (temperature, decomposition.RoundingSize, "floor", property(all_rounding)),
         (lambda: MAKER.stale("gemma", 0, 8, "older"), check, "older_sources", no_older),
         (temperature, decomposition, "components", all_twice),
     ],

@@ -8,10 +8,10 @@ from math import inf
 import pytest
 from wrong_server import running
 
-from dovetail.proof.laws.outcome import Outcome
-from dovetail.proof.served.answers import Step
+from dovetail.proof.answers import Step
+from dovetail.proof.laws.law import Outcome
 from dovetail.proof.served.noise import row_gap
-from dovetail.proof.served.run import SERVED, calibrated, law_names, opened, try_law
+from dovetail.proof.served.run import SERVED, calibrated, opened
 
 # bug of docs/servers.md -> the law that catches it, and how the server runs
 BUGS: dict[str, tuple[str, dict]] = {
@@ -43,7 +43,7 @@ PROFILES = ("bfloat16", "heavy", "bfloat16", "float32")
 def tried(*bugs: str, laws: tuple[str, ...] = (), seed: int = 0, dtype: str | None = None, **how) -> dict[str, Outcome]:
     with running(*bugs, **how) as server:
         case = calibrated(opened(server.url, seed=seed, dtype=dtype))
-        return {name: try_law(case, name) for name in law_names(laws)}
+        return {name: SERVED.test(name, case) for name in SERVED.names(laws)}
 
 
 @pytest.mark.quick(2)
@@ -60,7 +60,7 @@ def test_speculation_that_accepts_too_much_is_caught(dtype: str | None) -> None:
     for bugs, state in ((("9",), "failed"), ((), "passed")):
         with running(*bugs, speculate=True) as drafting, running() as plain:
             case = calibrated(opened(drafting.url, against=plain.url, dtype=dtype))
-            found = try_law(case, "speculated")
+            found = SERVED.test("speculated", case)
         assert found.state == state, found
 
 
@@ -69,7 +69,7 @@ def test_a_promise_of_batch_invariance_is_held_bit_by_bit() -> None:
     for bugs, state in ((("10",), "failed"), ((), "passed")):
         with running(*bugs, noise="exact") as server:
             case = calibrated(opened(server.url, exact=True))
-            found = try_law(case, "concurrent")
+            found = SERVED.test("concurrent", case)
         assert found.state == state, found
 
 

@@ -13,13 +13,13 @@ from wrong_server import running
 import dovetail
 from dovetail.cli import main
 from dovetail.core.errors import DovetailError, FileError, UsageError
-from dovetail.proof.served.answers import Answer, Step, Unreadable, choices_of, joined
+from dovetail.proof.answers import Answer, Step, UnreadableAnswer, choices_of, joined
 from dovetail.proof.served.case import Served
 from dovetail.proof.served.client import DryRun
 from dovetail.proof.served.noise import Noise
 from dovetail.proof.served.prompts import Prompts
 from dovetail.proof.served.quirks import Quirks
-from dovetail.proof.served.run import SERVED, calibrated, law_names, limit_of, opened, planned, try_law
+from dovetail.proof.served.run import SERVED, calibrated, limit_of, opened, planned
 from dovetail.text.learn import learn
 
 PAGE = Path(__file__).parents[2] / "docs/servers.md"
@@ -28,7 +28,7 @@ PAGE = Path(__file__).parents[2] / "docs/servers.md"
 def test_every_law_and_every_bug_is_in_the_documentation() -> None:
     page = PAGE.read_text(encoding="utf-8")
     laws = re.findall(r"^\| (\w+) \| ([^|]+) \|$", page, re.MULTILINE)[1:]
-    assert laws == [(name, SERVED[name].says) for name in law_names()]
+    assert laws == [(name, SERVED[name].says) for name in SERVED.names()]
     bugs = dict(re.findall(r"^\| (\d+[ab]?) \| [^|]+ \| (\w+) \|$", page, re.MULTILINE))
     assert bugs == {**{number: law for number, (law, _) in BUGS.items()}, "9": "speculated", "10": "concurrent"}
 
@@ -38,7 +38,7 @@ def test_what_a_server_lacks_is_not_applicable_with_the_reason() -> None:
     with running(without=lacking, noise="float32") as server:
         case = calibrated(opened(server.url))
         names = ("scored", "rescored", "streamed", "choices", "seeded", "stops", "aborted", "repeat", "cached", "concurrent")
-        found = {name: try_law(case, name) for name in names}
+        found = {name: SERVED.test(name, case) for name in names}
     assert {name for name, one in found.items() if one.state == "passed"} == {"repeat", "cached", "concurrent"}, found
     assert {one.state for one in found.values()} == {"passed", "not applicable"}
     assert "echo" in found["scored"].detail
@@ -58,7 +58,7 @@ def test_a_server_that_cannot_list_its_models_is_asked_by_the_given_name() -> No
 def test_a_server_of_text_alone_needs_its_tokenizer_for_some_laws() -> None:
     with running(text=True, without=("return_token_ids", "lists")) as server:
         case = calibrated(opened(server.url))
-        found = {name: try_law(case, name) for name in ("repeat", "streamed", "concurrent", "split", "lengths")}
+        found = {name: SERVED.test(name, case) for name in ("repeat", "streamed", "concurrent", "split", "lengths")}
     assert not case.quirks.ids
     assert not server.listed  # a list of strings ends mlx-lm
     assert [one.state for one in found.values()] == ["passed"] * 3 + ["not applicable"] * 2, found
@@ -86,7 +86,7 @@ def test_an_answer_that_ends_at_once_is_not_compared() -> None:
 def test_a_server_without_log_probs_is_compared_where_rounding_does_not_count() -> None:
     with running(without=("logprobs",), noise="exact") as server:
         case = calibrated(opened(server.url))
-        found = {name: try_law(case, name) for name in ("repeat", "streamed", "stops", "concurrent")}
+        found = {name: SERVED.test(name, case) for name in ("repeat", "streamed", "stops", "concurrent")}
     assert [one.state for one in found.values()] == ["passed"] * 3 + ["not applicable"], found
 
 
@@ -98,12 +98,12 @@ def test_the_limit_of_a_request_follows_the_speed_of_the_server(token_seconds: f
 def test_what_is_announced_is_what_is_asked() -> None:
     with running(noise="float32") as server:
         case = opened(server.url)
-        names = law_names(("repeat", "cached", "split", "streamed", "aborted"))
+        names = SERVED.names(("repeat", "cached", "split", "streamed", "aborted"))
         plan, before = planned(case, names), case.client.requests
         tokens = case.client.prompt_tokens, case.client.new_tokens
         calibrated(case)
         for name in names:
-            assert try_law(case, name).state == "passed"
+            assert SERVED.test(name, case).state == "passed"
         assert case.client.requests - before == plan.requests
         assert case.client.prompt_tokens - tokens[0] == plan.prompt_tokens
         assert case.client.new_tokens - tokens[1] == plan.new_tokens
@@ -143,7 +143,7 @@ def test_the_bound_follows_the_noise(noise: Noise, dtype: str | None, low: float
     ],
 )
 def test_an_answer_that_cannot_be_read_is_an_error(data: dict) -> None:
-    with pytest.raises(Unreadable) as refused:
+    with pytest.raises(UnreadableAnswer) as refused:
         choices_of(data)
     assert "\x1b" not in str(refused.value)
 
@@ -157,7 +157,7 @@ def test_forms_of_answers() -> None:
     assert answer.ids == (7,)
     events = [{"choices": [{"text": "a", "token_ids": [1]}]}, {"choices": []}, {"choices": [{"text": "b", "token_ids": [2]}]}]
     assert (joined(events).text, joined(events).ids) == ("ab", (1, 2))
-    with pytest.raises(Unreadable, match="error"):
+    with pytest.raises(UnreadableAnswer, match="error"):
         joined([{"error": "stopped"}])
 
 

@@ -19,7 +19,7 @@ from dovetail.core.errors import FileError
 from dovetail.proof.compare.prompt import Prompt, random_prompt
 from dovetail.proof.compare.server import ask, compare_server
 from dovetail.proof.compare.sides import NativeSide
-from dovetail.proof.http import post_json
+from dovetail.proof.http import Http
 
 SERVER = Path(__file__).with_name("fake_server.py")
 
@@ -134,7 +134,7 @@ def test_odd_answers_are_errors_without_control_characters(answer: bytes, proble
 def test_a_server_that_drips_meets_a_deadline() -> None:
     begin = time.monotonic()
     with odd_servers.serving(odd_servers.drip) as url, pytest.raises(FileError, match=r"no whole answer within 0\.5 seconds"):
-        post_json(url, "/completions", {}, seconds=0.5)
+        Http(url, seconds=0.5).post("/completions", {})
     assert time.monotonic() - begin < 5
 
 

@@ -5,8 +5,8 @@ import pytest
 from dovetail.files.spec import from_yaml, load_spec, to_yaml
 from dovetail.proof.laws import suite
 from dovetail.proof.laws.case import LAWS, Broken, Case, NotApplicable
-from dovetail.proof.laws.outcome import Outcome
-from dovetail.proof.laws.suite import Report, exceptions, try_law, try_spec
+from dovetail.proof.laws.law import Outcome
+from dovetail.proof.laws.suite import Report, exceptions, try_spec
 
 TINY = """
 width: 28
@@ -37,7 +37,7 @@ def test_a_declared_exception_is_tested_and_fails():
     declared = exceptions(spec)
     assert set(declared) == {"chunked", "rollback", "programs", "positions"}  # the last two: they step in chunks
     for law in ("chunked", "programs"):
-        assert try_law(Case(spec), law, declared[law]).state == "excepted"
+        assert LAWS.test(law, Case(spec), declared[law]).state == "excepted"
 
 
 def test_an_exception_that_always_holds_is_a_failure():
@@ -55,14 +55,14 @@ def test_a_law_that_compares_nothing_is_a_failure(monkeypatch: pytest.MonkeyPatc
     import dataclasses
 
     monkeypatch.setitem(LAWS, "causal", dataclasses.replace(LAWS["causal"], check=lambda case: None))
-    assert try_law(Case(from_yaml(TINY)), "causal", []).state == "failed"
+    assert LAWS.test("causal", Case(from_yaml(TINY))).state == "failed"
 
 
 def test_not_applicable_is_counted_separately():
     report = Report()
     report.take("a spec", Outcome("causal", "not applicable"))
     report.take("a spec", Outcome("causal", "passed"))
-    assert (report.cells, report.not_applicable) == (1, 1)
+    assert (report.total("cells"), report.total("not_applicable")) == (1, 1)
 
 
 def test_same_refuses_shapes_and_numbers_that_are_none():

@@ -21,7 +21,7 @@ from vllm_specs import attention, case
 import dovetail as dt
 from dovetail.core.errors import DovetailError
 from dovetail.decoding.generation import Vocabulary
-from dovetail.proof.http import get_json
+from dovetail.proof.http import Http
 from dovetail.text.learn import learn
 from dovetail.text.tokenizer import END
 
@@ -87,7 +87,7 @@ def wait(url: str, child: subprocess.Popen[bytes], log: Path) -> None:
     while time.monotonic() < end:
         assert child.poll() is None, log.read_text()[-4000:]
         with contextlib.suppress(DovetailError, OSError):
-            get_json(url, "/models")
+            Http(url).get("/models")
             return
         time.sleep(1)
     pytest.fail(f"no answer in {START_SECONDS:g} s: {log.read_text()[-4000:]}")

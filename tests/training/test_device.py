@@ -14,7 +14,7 @@ from dovetail.core import host
 from dovetail.core.layout import TokenLayout
 from dovetail.data.corpus import Batch, Corpus
 from dovetail.model import Model
-from dovetail.proof.laws.device import META, Watch
+from dovetail.proof.laws.device import META, DeviceWatch
 from dovetail.training import loop, step
 from dovetail.training.objective import MaskedTokens, Objective, next_token, seq2seq
 from dovetail.training.plan import Plan
@@ -76,7 +76,7 @@ def test_training_stays_on_its_device_and_a_step_waits_once(
     for module in (loop, step):
         monkeypatch.setattr(module, "read_floats", counted)
     given = batches()
-    with Watch() as watch:
+    with DeviceWatch() as watch:
         run(from_yaml(text), objective, META, given)
     assert watch.found == []
     assert len(reads) == STEPS + 2  # of each step its loss and the norm of its gradient, and one for each eval
@@ -85,7 +85,7 @@ def test_training_stays_on_its_device_and_a_step_waits_once(
 def test_a_batch_that_stays_behind_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     given = batches()
     monkeypatch.setattr(Batch, "to", lambda self, device: self)
-    with pytest.raises(RuntimeError), Watch():  # torch itself refuses to look up ids of another device
+    with pytest.raises(RuntimeError), DeviceWatch():  # torch itself refuses to look up ids of another device
         run(from_yaml(DECODER), next_token, META, given)
 
 

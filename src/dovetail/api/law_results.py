@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dovetail.api.result import Result
-from dovetail.proof.laws.outcome import Outcome
+from dovetail.proof.laws.law import Outcome
 from dovetail.views.console import plain_table
 
 MOST_FAILURES = 10  # that a terminal shows

@@ -18,9 +18,9 @@ from dovetail.core.errors import SpecError, UsageError
 from dovetail.core.extensions import load_parts
 from dovetail.core.option import Option
 from dovetail.core.printable import printable
-from dovetail.proof.laws.outcome import Outcome
 
 if TYPE_CHECKING:
+    from dovetail.proof.laws.law import Outcome
     from dovetail.proof.served import run as served
     from dovetail.proof.subjects import Subject, SubjectKind
 
@@ -143,7 +143,7 @@ def laws(
     report, show = progress or silent, shown or _unseen
     if spec is None:
         return _on_all(quick, seed, report, record, known_laws(only), show)
-    names = kind.law_names(only)  # before anything is opened
+    names = kind.laws.names(only)  # before anything is opened
     if isinstance(spec, str) and kind is SERVER:
         if against is not None and kind_of(against) is not SERVER:
             raise UsageError(f"--against: {printable(against)} is not the URL of a server; write http://HOST/v1")

@@ -22,12 +22,12 @@ from dovetail.views.page import Page
 if TYPE_CHECKING:
     import torch
 
+    from dovetail.proof.compare.check import Verdict
     from dovetail.proof.compare.comparison import Status
     from dovetail.proof.compare.opening import SideLike
     from dovetail.proof.compare.prompt import Prompt
     from dovetail.proof.compare.server import ServerVerdict
     from dovetail.proof.compare.sides import Side
-    from dovetail.proof.compare.verdict import Verdict
     from dovetail.proof.rollouts.verdict import RolloutStatus, RolloutVerdict
     from dovetail.text.tokenizer import Tokenizer
 

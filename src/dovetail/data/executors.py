@@ -68,13 +68,14 @@ def start_worker() -> None:
     """Prepare a worker: it leaves Ctrl-C to its parent, ends with it, and encodes in one thread."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """End this process when the one that started it has ended, however it did."""
     parent = multiprocessing.parent_process()
     if parent is not None:
-        wait([parent.sentinel])  # ready when the parent has ended, however it was
+        wait([parent.sentinel])
         os._exit(1)
 
 

@@ -7,6 +7,7 @@ the socket at the deadline, whatever the connection waits for.
 from __future__ import annotations
 
 import contextlib
+import dataclasses as dc
 import http.client
 import json
 import socket
@@ -34,88 +35,87 @@ class Refused(BadStatus):
     """The server does not accept the request (400 or 422)."""
 
 
-def post_json(
-    url: str, path: str, body: Mapping[str, Any], *, seconds: float = ANSWER_SECONDS, key: str | None = None
-) -> dict[str, Any]:
-    """The JSON object that a server answers to `POST {url}{path}`."""
-    return _json(url, path, body, seconds, key)
+@dc.dataclass
+class Http:
+    """The client of one server: its URL, the seconds that a whole answer may take, and a key that is sent as a bearer token."""
 
+    url: str
+    key: str | None = None
+    seconds: float = ANSWER_SECONDS
 
-def get_json(url: str, path: str, *, seconds: float = ANSWER_SECONDS, key: str | None = None) -> dict[str, Any]:
-    """The JSON object that a server answers to `GET {url}{path}`."""
-    return _json(url, path, None, seconds, key)
+    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The JSON object that the server answers to `POST {url}{path}`."""
+        return self._json(path, body)
 
+    def get(self, path: str) -> dict[str, Any]:
+        """The JSON object that the server answers to `GET {url}{path}`."""
+        return self._json(path, None)
 
-def post_stream(
-    url: str, path: str, body: Mapping[str, Any], *, seconds: float = ANSWER_SECONDS, key: str | None = None
-) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a stream of server-sent events, up to `[DONE]`. Closing the iterator closes the connection."""
-    with exchange(url, path, body, seconds=seconds, key=key) as (where, response):
-        if response.status != 200:
-            _check_status(where, response, response.read(ANSWER_BYTES + 1))
-        total = 0
-        while line := response.readline(ANSWER_BYTES + 1):
-            total += len(line)
-            if total > ANSWER_BYTES:
-                raise FileError(f"{where}: the answer is longer than {ANSWER_BYTES:,} bytes")
-            event = line.strip()
-            if event == b"data: [DONE]":
-                return
-            if event.startswith(b"data:"):
-                yield _parsed(where, event.removeprefix(b"data:"))
+    def events(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The JSON objects of a stream of server-sent events, up to `[DONE]`. Closing the iterator closes the connection."""
+        with self.exchange(path, body) as (where, response):
+            if response.status != 200:
+                _check_status(where, response, response.read(ANSWER_BYTES + 1))
+            total = 0
+            while line := response.readline(ANSWER_BYTES + 1):
+                total += len(line)
+                if total > ANSWER_BYTES:
+                    raise FileError(f"{where}: the answer is longer than {ANSWER_BYTES:,} bytes")
+                event = line.strip()
+                if event == b"data: [DONE]":
+                    return
+                if event.startswith(b"data:"):
+                    yield _parsed(where, event.removeprefix(b"data:"))
 
+    def _json(self, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+        with self.exchange(path, body) as (where, response):
+            text = response.read(ANSWER_BYTES + 1)
+        _check_status(where, response, text)
+        if len(text) > ANSWER_BYTES:
+            raise FileError(f"{where}: the answer is longer than {ANSWER_BYTES:,} bytes")
+        return _parsed(where, text)
 
-def _json(url: str, path: str, body: Mapping[str, Any] | None, seconds: float, key: str | None) -> dict[str, Any]:
-    with exchange(url, path, body, seconds=seconds, key=key) as (where, response):
-        text = response.read(ANSWER_BYTES + 1)
-    _check_status(where, response, text)
-    if len(text) > ANSWER_BYTES:
-        raise FileError(f"{where}: the answer is longer than {ANSWER_BYTES:,} bytes")
-    return _parsed(where, text)
-
-
-@contextlib.contextmanager
-def exchange(
-    url: str, path: str, body: Mapping[str, Any] | None = None, *, seconds: float = ANSWER_SECONDS, key: str | None = None
-) -> Iterator[tuple[str, http.client.HTTPResponse]]:
-    """Yield the printable address and the response to one request, GET without a body; the deadline covers the whole block."""
-    address = url.rstrip("/") + path
-    try:
-        parts = urlsplit(address)
-        host, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise FileError(f"{printable(url)}: is not a URL ({printable(str(error))})") from error
-    if parts.scheme not in CONNECTIONS or not host:
-        raise FileError(f"{printable(url)}: only http:// and https:// addresses of a host are supported")
-    where = printable(address)
-    headers = {"Content-Type": "application/json"}
-    if key is not None:
-        if not (key.isascii() and key.isprintable()):  # http.client would quote the key in its error
-            raise UsageError("--key: holds characters that no HTTP header has; give it without line ends")
-        headers["Authorization"] = f"Bearer {key}"
-    try:
-        connection = CONNECTIONS[parts.scheme](host, port, timeout=seconds)
-    except (http.client.HTTPException, ValueError) as error:
-        raise FileError(f"{where}: is not a URL ({printable(str(error))})") from error
-    late, sockets = threading.Event(), list[socket.socket]()
-    timer = threading.Timer(seconds, _close, (sockets, late))
-    timer.daemon = True
-    timer.start()
-    try:
-        connection.connect()
-        sockets.append(connection.sock)  # the connection forgets it as soon as an answer that ends with the socket begins
-        target = parts.path + (f"?{parts.query}" if parts.query else "")
-        connection.request(*(("GET", target) if body is None else ("POST", target, json.dumps(body).encode())), headers=headers)
-        yield where, connection.getresponse()
-    except (OSError, http.client.HTTPException, ValueError) as error:
+    @contextlib.contextmanager
+    def exchange(self, path: str, body: Mapping[str, Any] | None = None) -> Iterator[tuple[str, http.client.HTTPResponse]]:
+        """Yield the printable address and the response to one request, GET without a body; the deadline covers the whole
+        block."""
+        connection, where, target = self._connection(self.url.rstrip("/") + path)
+        headers = {"Content-Type": "application/json"}
+        if self.key is not None:
+            if not (self.key.isascii() and self.key.isprintable()):  # http.client would quote the key in its error
+                raise UsageError("--key: holds characters that no HTTP header has; give it without line ends")
+            headers["Authorization"] = f"Bearer {self.key}"
+        late, sockets = threading.Event(), list[socket.socket]()
+        timer = threading.Timer(self.seconds, _close, (sockets, late))
+        timer.daemon = True
+        timer.start()
+        try:
+            connection.connect()
+            sockets.append(connection.sock)  # the connection forgets it as soon as an answer that ends with the socket begins
+            connection.request(
+                *(("GET", target) if body is None else ("POST", target, json.dumps(body).encode())), headers=headers
+            )
+            yield where, connection.getresponse()
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            if late.is_set():
+                raise FileError(f"{where}: gave no whole answer within {self.seconds:g} seconds") from error
+            raise FileError(f"{where}: the request failed ({printable(f'{type(error).__name__}: {error}')})") from error
+        finally:
+            timer.cancel()
+            connection.close()
         if late.is_set():
-            raise FileError(f"{where}: gave no whole answer within {seconds:g} seconds") from error
-        raise FileError(f"{where}: the request failed ({printable(f'{type(error).__name__}: {error}')})") from error
-    finally:
-        timer.cancel()
-        connection.close()
-    if late.is_set():
-        raise FileError(f"{where}: gave no whole answer within {seconds:g} seconds")
+            raise FileError(f"{where}: gave no whole answer within {self.seconds:g} seconds")
+
+    def _connection(self, address: str) -> tuple[http.client.HTTPConnection, str, str]:
+        """(a connection that is not open yet, the printable address, the target of a request)."""
+        try:
+            parts = urlsplit(address)
+            if parts.scheme not in CONNECTIONS or not parts.hostname:
+                raise FileError(f"{printable(self.url)}: only http:// and https:// addresses of a host are supported")
+            connection = CONNECTIONS[parts.scheme](parts.hostname, parts.port, timeout=self.seconds)
+        except (http.client.HTTPException, ValueError) as error:
+            raise FileError(f"{printable(self.url)}: is not a URL ({printable(str(error))})") from error
+        return connection, printable(address), parts.path + (f"?{parts.query}" if parts.query else "")
 
 
 def _close(sockets: list[socket.socket], late: threading.Event) -> None:

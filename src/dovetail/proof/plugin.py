@@ -18,16 +18,14 @@ from typing import Any
 
 import pytest
 
+from dovetail.proof.laws.law import Broken
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option `--dovetail` and the ini setting `dovetail`."""
     text = "test this side, one item per law: py:package.module:factory, py:file.py:factory, hf:DIR (may be repeated)"
     parser.getgroup("dovetail").addoption("--dovetail", action="append", default=[], metavar="SIDE", help=text)
     parser.addini("dovetail", "sides to test in every run, named as for --dovetail", type="linelist", default=[])
-
-
-class Broken(Exception):
-    """A law does not hold. Reported without a traceback, since no line of the user's code failed."""
 
 
 class Unopened(Exception):
@@ -62,7 +60,8 @@ class LawItem(pytest.Item):
         return self.parent.name
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """The law and what breaks it, for a law that does not hold; the traceback of anything else."""
+        """The law and what breaks it, for a law that does not hold, since no line of the user's code failed; the traceback of
+        anything else."""
         if isinstance(excinfo.value, Broken):
             again = f"dovetail laws {shlex.quote(self.side)} --only {self.law}"
             return f"{self.side}: the law {self.law} does not hold: {excinfo.value}\n({self.says}; again: {again})"
@@ -83,7 +82,7 @@ class SideLaws(pytest.Collector):
         from dovetail.proof.subjects import kind_of
 
         kind = kind_of(self.name)
-        for law in kind.law_names():
+        for law in kind.laws.names():
             yield LawItem.from_parent(self, law=law, says=kind.statements[law])
 
 

@@ -7,15 +7,15 @@ every kind in SUBJECTS, so a new kind is one entry there.
 from __future__ import annotations
 
 import dataclasses as dc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dovetail.core.printable import printable
 from dovetail.files.spec import load_spec, to_yaml
-from dovetail.proof.foreign.laws import FOREIGN, try_law
+from dovetail.proof.foreign.laws import FOREIGN
 from dovetail.proof.foreign.opening import opened
-from dovetail.proof.laws.case import LAWS, chosen
-from dovetail.proof.laws.outcome import Outcome
+from dovetail.proof.laws.case import LAWS
+from dovetail.proof.laws.law import Laws, Outcome
 from dovetail.proof.laws.suite import try_spec
 from dovetail.proof.served import run as served
 
@@ -35,12 +35,8 @@ class Subject:
 class SubjectKind:
     """The laws that a kind of subject takes, and how one is opened: open(name, seed=…, as_is=…)."""
 
-    laws: Mapping[str, Any]
+    laws: Laws
     open: Callable[..., Subject]
-
-    def law_names(self, only: Sequence[str] = ()) -> list[str]:
-        """The names of these laws, or of all, by number; FileError for an unknown name."""
-        return chosen(self.laws, only)
 
     @property
     def statements(self) -> dict[str, str]:
@@ -54,7 +50,7 @@ def open_foreign(name: str, seed: int = 0, as_is: bool = False) -> Subject:
     dtype = str(case.dtype).removeprefix("torch.")
     title = f"{case.label}  ({dtype}, equal to {case.tolerance:g} of their scale)"
     about = {"model": case.label, "dtype": dtype, "tolerance": case.tolerance}
-    return Subject(title, about, lambda law: try_law(case, law))
+    return Subject(title, about, lambda law: FOREIGN.test(law, case))
 
 
 def spec_subject(name: str, text: str, seed: int = 0, seeds: int = 1) -> Subject:
@@ -86,7 +82,7 @@ def server_subject(url: str, case: served.Served) -> Subject:
     bound = f"log-probs equal to {case.bound:.2g}, from the server's own spread"
     title = f"{printable(url)}  {printable(case.quirks.model)}  ({bound})"
     about = {"server": url, **case.quirks.data(), "noise": dc.asdict(case.noise), "bound": case.bound}
-    return Subject(title, about, lambda law: served.try_law(case, law))
+    return Subject(title, about, lambda law: served.SERVED.test(law, case))
 
 
 def open_server(name: str, seed: int = 0, as_is: bool = False) -> Subject:

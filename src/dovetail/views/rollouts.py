@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from dovetail.core.printable import printable
 from dovetail.proof.rollouts.verdict import RATIOS, GapCause, RolloutStatus, RolloutVerdict
 from dovetail.views.bar import bar
+from dovetail.views.console import plain_table
 from dovetail.views.page import body
 
 COLORS: dict[RolloutStatus, str] = {
@@ -57,10 +57,7 @@ def lines(verdict: RolloutVerdict) -> list[tuple[str, str]]:
 def view(verdict: RolloutVerdict) -> Group:
     """The verdict on a terminal."""
     color = COLORS[verdict.status]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in COLUMNS:
-        table.add_column(name, justify="right" if name in NUMBERS else "left")
-    table.add_column("")
+    table = plain_table(*COLUMNS, "", right=NUMBERS, header=True)
     for i, one in enumerate(verdict.causes):
         style = "bold" if i == 0 else ""
         table.add_row(*(Text(cell, style) for cell in _cells(one)), Text(bar(max(0.0, min(one.share, 1.0)), CELLS), color))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from dovetail.proof.compare.comparison import Status
-from dovetail.proof.compare.server import Row, ServerVerdict
+from dovetail.proof.compare.server import ServerRow, ServerVerdict
+from dovetail.views.console import plain_table
 from dovetail.views.page import body
 
 SENTENCES: dict[Status, str] = {
@@ -18,7 +18,7 @@ SENTENCES: dict[Status, str] = {
 COLUMNS = ("prompt", "first token, A", "first token, B", "log-prob gap", "allowed")
 
 
-def _cells(i: int, row: Row) -> tuple[str, ...]:
+def _cells(i: int, row: ServerRow) -> tuple[str, ...]:
     """One row of the table, by COLUMNS."""
     theirs = row.text if row.theirs is None else str(row.theirs)
     gap = "not finite" if row.nonfinite else f"{row.gap:.4f}"
@@ -27,9 +27,7 @@ def _cells(i: int, row: Row) -> tuple[str, ...]:
 
 def view(verdict: ServerVerdict) -> Group:
     """The verdict on a terminal."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in (*COLUMNS, ""):
-        table.add_column(name, justify="left" if not name else "right")
+    table = plain_table(*COLUMNS, "", right=COLUMNS, header=True)
     for i, row in enumerate(verdict.rows):
         mark = Text("✗" if row.differs else "✓", "red" if row.differs else "green")
         table.add_row(*(Text(cell, "bold red" if row.differs else "") for cell in _cells(i, row)), mark)

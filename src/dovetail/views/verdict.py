@@ -14,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from dovetail.core.printable import printable
+from dovetail.proof.compare.check import Verdict
 from dovetail.proof.compare.comparison import Tap, short
 from dovetail.proof.compare.match import layer_of
 from dovetail.proof.compare.piece import OTHER_WEIGHTS
 from dovetail.proof.compare.record import ANSWER
-from dovetail.proof.compare.verdict import Verdict
 from dovetail.views.bar import bar as blocks
 from dovetail.views.page import body
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from http_server import Served, serving
 
-from dovetail.proof.served.run import calibrated, law_names, opened, try_law
+from dovetail.proof.served.run import SERVED, calibrated, opened
 
 WITHOUT = {"cached": "not applicable", "speculated": "not applicable"}  # no prefix cache, no second server
 
@@ -27,11 +27,11 @@ def test_all_that_the_laws_ask_for_is_offered_and_stop_strings_hold(plain: Serve
     case = opened(f"{plain.url}/v1", dtype="float32")
     assert case.quirks.lacks == {}
     assert (case.quirks.ids, case.quirks.lists, case.quirks.cold) == (True, True, "salt")
-    assert try_law(case, "stops").state == "passed"
+    assert SERVED.test("stops", case).state == "passed"
 
 
 @pytest.mark.slow
 def test_all_laws_hold(plain: Served) -> None:
     case = calibrated(opened(f"{plain.url}/v1", dtype="float32"))
-    found = {name: try_law(case, name) for name in law_names()}
+    found = {name: SERVED.test(name, case) for name in SERVED.names()}
     assert {name: one.state for name, one in found.items()} == {**dict.fromkeys(found, "passed"), **WITHOUT}, found

@@ -19,11 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dovetail.core.fold import Declared
+from dovetail.construction import on_meta, put, set_constants
+from dovetail.core.errors import DovetailError
+from dovetail.core.fold import Declared, declared
 from dovetail.core.group import Ffn, Mixer, Norm, PositionModule
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Module
 from dovetail.core.part import Part
+from dovetail.model import Model, ModelModule
 
 Tensors = Mapping[str, Tensor]
 Weights = Mapping[str, Declared]  # declared weights by their path in the piece
@@ -39,6 +42,30 @@ class Candidate:
     part: Part  # a block, or the whole model for the embedding and the head
     tensors: Tensors = dc.field(default_factory=dict)  # the changed tensors, by their path in the part
     edit: Callable[[nn.Module], None] | None = None
+
+
+# of a change that cannot be built or run, which is then not the cause
+UNRUNNABLE = (DovetailError, RuntimeError, ValueError, IndexError, TypeError, ZeroDivisionError, AssertionError, KeyError)
+
+
+def with_tensors(
+    spec: Model,
+    tensors: Tensors,
+    dtype: torch.dtype,
+    *,
+    runs: Callable[[str], bool] = lambda path: True,
+    into: ModelModule | None = None,
+) -> ModelModule | None:
+    """A model of a spec with these tensors as the weights that it `runs`, the others on meta; None where one is missing or has
+    another shape. `into` is a model of the spec to put them into."""
+    model = into or on_meta(spec, dtype).eval()
+    for d in declared(spec):
+        if d.weight.role != "const" and runs(d.path):
+            if d.path not in tensors or tuple(tensors[d.path].shape) != d.weight.shape(d.scope):
+                return None
+            put(model, d, tensors[d.path])
+    set_constants(model, spec, dtype, "cpu")
+    return model
 
 
 # -- tensors --------------------------------------------------------------------------------------------------------

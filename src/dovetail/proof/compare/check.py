@@ -1,8 +1,9 @@
 """Verify: two sides, the same prompts, one verdict.
 
-    forward     a short prompt, every tap, in float64 and in the dtype of the sides decode      the same prompt with a cache:
-    prefill, then token by token; against the whole pass of the same side, and across sides long        one row past every
-    window and every length that the spec or a config names, layer by layer
+    forward     a short prompt, every tap, in float64 and in the dtype of the sides
+    decode      the same prompt with a cache: prefill, then token by token; against the whole pass of the same side, and across
+                sides
+    long        one row past every window and every length that the spec or a config names, layer by layer
 
 equal        inside the bounds of clean pairs at every tap                                        exit code 0
 rounding     further apart than clean pairs, but the same function in float64                     exit code 0
@@ -15,32 +16,129 @@ The first pass that fails decides the verdict, and later ones are not run.
 from __future__ import annotations
 
 import dataclasses as dc
+from math import isfinite
+from typing import Any
 
 import torch
 
-from dovetail.proof.compare.cause import Cause, Search, find_cause
+from dovetail.proof.compare.cause import Cause, CauseSearch, WeightDifference, find_cause, nonfinite_weights, weight_differences
 from dovetail.proof.compare.comparison import (
     EXACT,
-    Comparison,
     Progress,
+    SideComparison,
+    Status,
     Tap,
     compare_recordings,
     compare_sides,
     places_of,
     relative_gap,
     row_scale,
+    short,
 )
 from dovetail.proof.compare.decoding import STEPS, run_decoding
 from dovetail.proof.compare.float64 import float32_islands_widened
-from dovetail.proof.compare.lengths import LONGEST, limits_of, long_length
-from dovetail.proof.compare.match import comparable
-from dovetail.proof.compare.prompt import Prompt, random_prompt
+from dovetail.proof.compare.match import comparable, layer_of
+from dovetail.proof.compare.prompt import LONGEST, Prompt, limits_of, long_length, random_prompt
 from dovetail.proof.compare.record import Recording
 from dovetail.proof.compare.sides import Side
-from dovetail.proof.compare.verdict import Pass, Verdict
-from dovetail.proof.compare.weight_differences import nonfinite_weights, weight_differences
 
 NEVER = ("padding", "gradients and training mode", "devices other than the CPU")
+FAILED: tuple[Status, ...] = ("structural", "non-finite")
+
+
+@dc.dataclass(frozen=True)
+class Pass:
+    """One comparison on one prompt."""
+
+    name: str
+    prompt: Prompt
+    comparison: SideComparison
+    across: bool = True  # False: a side against itself, or two decoded runs; no cause is searched
+
+
+@dc.dataclass
+class Verdict:
+    """The result of a comparison of two sides."""
+
+    a: str
+    b: str
+    passes: list[Pass] = dc.field(default_factory=list)
+    cause: Cause | None = None
+    searched: bool = False  # whether a cause was searched
+    weights: list[WeightDifference] = dc.field(default_factory=list)  # tensors whose values differ
+    nonfinite: list[str] = dc.field(default_factory=list)  # weights that hold NaN or infinity: `A: layers.0.mixer.q.weight`
+    tested: list[str] = dc.field(default_factory=list)
+    not_tested: list[str] = dc.field(default_factory=list)
+    notes: list[str] = dc.field(default_factory=list)
+    recorded: str = ""  # the engine that recorded B, where B is a dump
+
+    @property
+    def deciding(self) -> Pass:
+        """The first pass that fails, or that rounds too much; the first one where none does."""
+        failed = [one for one in self.passes if one.comparison.status in FAILED]
+        rounding = [one for one in self.passes if one.comparison.status == "rounding"]
+        return next(iter([*failed, *rounding, *self.passes]))
+
+    @property
+    def comparison(self) -> SideComparison:
+        """The comparison that decides the verdict."""
+        return self.deciding.comparison
+
+    @property
+    def status(self) -> Status:
+        """The verdict in one word."""
+        status = self.comparison.status
+        return "non-finite" if self.nonfinite and status not in FAILED else status
+
+    @property
+    def failed(self) -> bool:
+        """Whether the exit code is 1."""
+        return self.status in FAILED
+
+    @property
+    def first(self) -> Tap | None:
+        """The tap that decides the verdict."""
+        return self.comparison.first or self.comparison.first_rounding
+
+    @property
+    def layer(self) -> str | None:
+        """The layer of that tap, `embed` or `head`."""
+        return None if self.first is None else "embed" if self.first.address == "layers.0.in" else layer_of(self.first.address)
+
+    def coverage(self) -> tuple[str, str]:
+        """One line with what was tested, one with what was not."""
+        dtypes = " and ".join(dict.fromkeys(short(dtype) for dtype in (*self.comparison.dtypes,)))
+        return f"float64 and {dtypes}; {'; '.join(self.tested)}", "; ".join(self.not_tested)
+
+    def data(self) -> dict[str, Any]:
+        """The verdict as JSON data; a number that is not finite is null."""
+        tested, not_tested = self.coverage()
+        return {
+            "a": self.a,
+            "b": self.b,
+            "dtypes": [short(dtype) for dtype in self.comparison.dtypes],
+            "prompts": self.deciding.prompt.batch,
+            "tokens": self.deciding.prompt.n,
+            "verdict": self.status,
+            "pass": self.deciding.name,
+            "first": None if self.first is None else self.first.address,
+            "layer": self.layer,
+            "cause": None if self.cause is None else dc.asdict(self.cause),
+            "weights": [finite(one._asdict()) for one in self.weights],
+            "non_finite_weights": self.nonfinite,
+            "taps": [{**finite(dc.asdict(tap)), "state": tap.status} for tap in self.comparison.taps],
+            "not_compared": self.comparison.missing,
+            "passes": {one.name: one.comparison.status for one in self.passes},
+            "tested": tested,
+            "not_tested": not_tested,
+            "notes": self.notes,
+            "engine": self.recorded or None,
+        }
+
+
+def finite(data: dict[str, Any]) -> dict[str, Any]:
+    """The same data with null for every number that JSON cannot hold."""
+    return {name: None if isinstance(x, float) and not isfinite(x) else x for name, x in data.items()}
 
 
 def verify(
@@ -78,13 +176,8 @@ def verify(
         text = f"routers choose other experts than in float64 on near-ties: A {flips[0]} times, B {flips[1]} times"
         verdict.notes.append(f"{text}; the bound on rounding does not apply to the tokens that these choices reach")
     verdict.not_tested += NEVER
-    deciding = verdict.deciding
-    if why and verdict.status == "structural" and deciding.across and deciding.comparison.first is not None:
-        progress("searching for the cause")
-        verdict.searched = True
-        verdict.cause = explain(a, b, deciding.prompt, deciding.comparison, deciding.comparison.first)
-        if verdict.cause is None:
-            verdict.weights = weight_differences(a, b)
+    if why:
+        explain(verdict, a, b, progress=progress)
     return verdict
 
 
@@ -165,14 +258,25 @@ def padding_token(*sides: Side) -> int | None:
     return next((token for token in tokens if isinstance(token, int)), None)
 
 
-def explain(a: Side, b: Side, prompt: Prompt, comparison: Comparison, first: Tap) -> Cause | None:
-    """Find why two sides diverge, where one of them is a model whose spec is known."""
+def explain(verdict: Verdict, a: Side, b: Side | None, noise: float = 0.0, progress: Progress = lambda line: None) -> None:
+    """Search for the cause of a structural verdict, where the spec of a side is known. `b` is None where it was recorded, and
+    `noise` is then the epsilon of its dtype."""
+    deciding, first = verdict.deciding, verdict.comparison.first
+    if verdict.status != "structural" or not deciding.across or first is None:
+        return
+    progress("searching for the cause")
+    verdict.searched = True
     for known, (side, other) in enumerate(((a, b), (b, a))):
-        model = side.reference()
+        model = None if side is None else side.reference()
         if model is None:
             continue
-        search = Search(model, prompt, comparison, known=known, other=other.spec)
-        cause = find_cause(search, first.address, lambda other=other: dict(other.module(EXACT).state_dict()))
+        spec = None if other is None else other.spec
+        search = CauseSearch(model, deciding.prompt, deciding.comparison, known=known, other=spec, noise=noise)
+        cause = find_cause(
+            search, first.address, lambda other=other: {} if other is None else dict(other.module(EXACT).state_dict())
+        )
         if cause is not None:
-            return dc.replace(cause, side="ab"[known])
-    return None
+            verdict.cause = dc.replace(cause, side="ab"[known])
+            return
+    if b is not None:
+        verdict.weights = weight_differences(a, b)

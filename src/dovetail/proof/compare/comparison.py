@@ -11,19 +11,31 @@ rounding. A tap with NaN or infinity on either side is non-finite, and is never 
 In a narrow dtype a router with two nearly equal scores may choose another expert than in float64: from there on the token, and
 in later layers every token that attends to it, is far from its float64 run on one side. Such tokens are excused from the bound
 on rounding, and counted; in float64 they are compared like all others.
+
+Two clean implementations of one model stay inside these bounds. In float64 the bound is fixed:
+EXACT_GAP · (1 + layers before the tap).
+
+In the dtype of the sides it is estimated at each tap from the distance of each side to its own float64 run (`own`). Massive
+channels and cancellation enlarge the error of both sides alike, and how much is a property of the weights; so one side may
+round a few times worse than the better one, by the typical (median) token, and many times worse at its worst token, where
+single roundings decide:
+
+    median gap ≤ TYPICAL · (min(median own) + floor)          floor = eps · (1 + layers before the tap)
+    max gap    ≤ WORST · (min(max own) + floor)
+
+`python benchmarks/envelope.py` measures both ratios on clean pairs of all families and fails where a bound is too small.
 """
 
 from __future__ import annotations
 
 import dataclasses as dc
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dovetail.core.finite import nonfinite
-from dovetail.proof.compare.error_bounds import envelope
 from dovetail.proof.compare.match import Place, comparable, layer_of, rows_of, same_named
 from dovetail.proof.compare.prompt import Prompt
 from dovetail.proof.compare.record import Recording
@@ -65,8 +77,29 @@ class Tap:
         return "equal" if self.gap <= self.allowed and self.typical <= self.allowed_typical else "rounding"
 
 
+TYPICAL, WORST = 4.0, 100.0
+EXACT_GAP = 1e-10
+
+
+class Envelope(NamedTuple):
+    """The bounds of the median and the largest gap in the dtype of the sides, and of the largest gap in float64."""
+
+    typical: float
+    worst: float
+    exact: float
+
+
+def envelope(
+    dtypes: tuple[torch.dtype, torch.dtype], layers: int, typical: tuple[float, float], worst: tuple[float, float]
+) -> Envelope:
+    """The bounds of a tap with `layers` layers before it; `typical` and `worst` are the distances of both sides from their own
+    float64 runs, at the median and at the worst token."""
+    floor = max(torch.finfo(dtype).eps for dtype in dtypes) * (1 + layers)  # a side may happen to be exact; the coarser counts
+    return Envelope(TYPICAL * (min(typical) + floor), WORST * (min(worst) + floor), EXACT_GAP * (1 + layers))
+
+
 @dc.dataclass
-class Comparison:
+class SideComparison:
     """Every compared tap in order, and the recordings in float64 and in the dtype of the sides."""
 
     taps: list[Tap]
@@ -102,7 +135,7 @@ def compare_sides(
     dtype: torch.dtype | None = None,
     layers_only: bool = False,
     progress: Progress = lambda line: None,
-) -> Comparison:
+) -> SideComparison:
     """Run both sides in their dtype and in float64, and compare the taps that both have; with `layers_only`, those of whole
     layers and the output."""
     spec = a.spec or b.spec
@@ -136,7 +169,7 @@ def compare_recordings(
     dtypes: tuple[torch.dtype, torch.dtype],
     *,
     causal: bool = True,
-) -> Comparison:
+) -> SideComparison:
     """Compare the taps that both sides have, in the order of the first side."""
     taps, missing = [], []
     exact_a, exact_b = exact
@@ -155,7 +188,7 @@ def compare_recordings(
         taps.append(_tap(address, runs, dtypes, layers_before(address, depth), excused))
     missing += [address for address in exact_b.taps if address not in exact_a.taps]
     counts = [sum(int(flipped.sum()) for flipped in side.values()) for side in flips]
-    return Comparison(taps, dtypes, exact, own, missing, (counts[0], counts[1]))
+    return SideComparison(taps, dtypes, exact, own, missing, (counts[0], counts[1]))
 
 
 Flips = dict[str, Tensor]  # by the path of a router: (batch · n,) true where the choice differs from the float64 run

@@ -7,6 +7,9 @@ A side that decodes correctly gives the activations of its own whole pass.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses as dc
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,9 +21,11 @@ from dovetail.model import Model
 from dovetail.proof.compare.float64 import float32_islands_widened
 from dovetail.proof.compare.match import Place
 from dovetail.proof.compare.prompt import Prompt
-from dovetail.proof.compare.record import ANSWER, Recording, record
+from dovetail.proof.compare.record import ANSWER, Recording, answer_of, record
 
 STEPS = 16  # tokens that are decoded one by one
+PROBE = 5  # tokens with which a cache is looked for
+NO_CACHE = "it takes no cache"
 Decoder = Callable[[Tensor], Any]  # the next token ids (batch, m) -> the answer for them (batch, m, …)
 
 
@@ -38,31 +43,75 @@ def decode_refusal(spec: Model, prompt: Prompt) -> str | None:
     return next((reason for reason in reasons if reason), None)
 
 
-def cached_decoder(call: Callable[..., Any], arguments: frozenset[str], answer: Callable[[Any], Tensor]) -> Decoder:
-    """Decode with a model that returns its cache in a mapping, under the name of the argument that takes it back."""
-    kwargs: dict[str, Any] = {"use_cache": True} if "use_cache" in arguments else {}
+@dc.dataclass(frozen=True)
+class Cache:
+    """How a module returns its cache, and how it takes it as an argument."""
+
+    flags: Mapping[str, Any]  # the arguments that make the module return its cache
+    argument: str
+    place: str | int  # its key or index in the result of the module
+
+    def of(self, out: Any) -> Any:
+        """The cache in the result of a module."""
+        return out[self.place]
+
+
+def arguments_of(module: nn.Module) -> dict[str, inspect.Parameter]:
+    """The arguments of a module's forward besides the token ids."""
+    parameters = list(inspect.signature(module.forward).parameters.items())
+    return {name: p for name, p in parameters[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
+
+def find_cache(
+    call: Callable[..., Any], arguments: Mapping[str, inspect.Parameter], start: Tensor, following: Tensor
+) -> Cache | None:
+    """How a module returns and takes its cache, tried on the tokens `start` and those that follow; None where it has none."""
+    switches = [{name: True} for name, parameter in arguments.items() if parameter.default is False]
+    for flags in ({}, *switches, {"use_cache": True} if "use_cache" in arguments else {}):
+        with contextlib.suppress(Exception):
+            cache = _cache_with(flags, call, arguments, start, following)
+            if cache is not None:
+                return cache
+    return None
+
+
+def _cache_with(
+    flags: Mapping[str, Any],
+    call: Callable[..., Any],
+    arguments: Mapping[str, inspect.Parameter],
+    start: Tensor,
+    following: Tensor,
+) -> Cache | None:
+    out = call(start, **flags)
+    if isinstance(out, Mapping):  # an output with the name of an argument
+        named = (name for name, value in out.items() if name in arguments and value is not None)
+        return next((Cache(flags, name, name) for name in named if name not in ("logits", "loss")), None)
+    places = range(1, len(out)) if isinstance(out, (tuple, list)) else ()
+    for place, name in [(i, name) for i in places for name, p in arguments.items() if p.default is None]:
+        with contextlib.suppress(Exception):
+            later = answer_of(call(following, **flags, **{name: out[place]}))
+            if not later.equal(answer_of(call(following, **flags))):
+                return Cache(flags, name, place)
+            out = call(start, **flags)  # the call may have changed the cache in place
+    return None
+
+
+def cached_decoder(
+    call: Callable[..., Any], arguments: Mapping[str, inspect.Parameter], ids: Tensor, answer: Callable[[Any], Tensor]
+) -> Decoder | str:
+    """Decode with a module that returns its cache and takes it back, found out on the first of these tokens."""
+    first = max(1, min(PROBE, ids.shape[1] - 1))
+    cache = find_cache(call, arguments, ids[:, :first], ids[:, first : first + 1])
+    if cache is None:
+        return NO_CACHE
+    kwargs = dict(cache.flags)
 
     def step(ids: Tensor) -> Tensor:
         out = call(ids, **kwargs)
-        name = cache_name(out, arguments)
-        if name is None:
-            raise NoCache
-        kwargs[name] = out[name]
+        kwargs[cache.argument] = cache.of(out)
         return answer(out)
 
     return step
-
-
-class NoCache(Exception):
-    """The model returns no cache."""
-
-
-def cache_name(out: Any, arguments: frozenset[str]) -> str | None:
-    """The entry of a model's output that is an argument too, as `past_key_values` or `cache_params`."""
-    if not isinstance(out, Mapping):
-        return None
-    names = (name for name, value in out.items() if name in arguments and value is not None)
-    return next((name for name in names if name not in ("logits", "loss")), None)
 
 
 @torch.no_grad()
@@ -83,10 +132,7 @@ def run_decoding(
         prefill = max(1, prompt.n - STEPS)
         for ids in prompt.inputs.split([prefill, *[1] * (prompt.n - prefill)], 1):
             with record(module, places, sizes, (prompt.batch, ids.shape[1])) as piece:
-                try:
-                    answer = step(ids)
-                except NoCache:
-                    return "it returns no cache"
+                answer = step(ids)
             piece.taps[ANSWER] = answer.detach()
             pieces.append(piece)
     return _joined(pieces, prompt.batch)

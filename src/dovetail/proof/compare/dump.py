@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from math import prod
 from pathlib import Path
@@ -67,6 +67,10 @@ class Rows:
     present: Tensor  # (tokens,)
     dim: int | None = None  # the declared dimension of sharding; None: every rank has the whole
 
+    def width(self) -> int:
+        """The columns of all ranks."""
+        return sum(shard.shape[1] for shard in self.shards)
+
     def whole(self) -> Tensor:
         """The tensor of all ranks."""
         return self.shards[0] if self.dim is None else torch.cat(self.shards, -1)
@@ -92,17 +96,17 @@ class Dump:
             raise self._error(f"its dtype is {data['dtype']!r}; activations have float64, float32, bfloat16 or float16")
         self.sharding = self._sharding(data.get("sharding", {}))
         self.passes = self._passes(data.get("passes"))
+        self.sequences = self._by_sequence(lambda one: one.ids)
         self.order = self._order()
         self._tensors = self._read()
 
-    @property
-    def sequences(self) -> dict[int, list[int]]:
-        """The token ids of each sequence."""
-        found: dict[int, list[int]] = {}
+    def _by_sequence(self, column: Callable[[DumpPass], tuple[int, ...]]) -> dict[int, list[int]]:
+        """What a column of all passes has for each sequence."""
+        values: dict[int, list[int]] = {}
         for one in self.passes:
-            for sequence, token in zip(one.sequences, one.ids, strict=True):
-                found.setdefault(sequence, []).append(token)
-        return found
+            for sequence, value in zip(one.sequences, column(one), strict=True):
+                values.setdefault(sequence, []).append(value)
+        return values
 
     def prefill(self, sequence: int) -> int:
         """The number of tokens of a sequence that were computed before its first pass with a single token."""
@@ -113,11 +117,8 @@ class Dump:
 
     def shifted(self) -> list[str]:
         """Sentences on sequences whose positions are not 0, 1, 2 …"""
-        found: dict[int, list[int]] = {}
-        for one in self.passes:
-            for sequence, position in zip(one.sequences, one.positions, strict=True):
-                found.setdefault(sequence, []).append(position)
-        wrong = [(sequence, positions) for sequence, positions in found.items() if positions != list(range(len(positions)))]
+        positions_of = self._by_sequence(lambda one: one.positions)
+        wrong = [(name, positions) for name, positions in positions_of.items() if positions != list(range(len(positions)))]
         return [
             f"in sequence {sequence} token {i} has position {positions[i]}"
             for sequence, positions in wrong

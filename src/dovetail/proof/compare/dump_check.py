@@ -4,7 +4,7 @@
     own      = the same for a in the dtype of the dump
 
 A dump has no float64 run, so a bug and rounding are distinguished by size: the engine may round a few times as much as our own
-run in its dtype (envelope.py). Inside that bound of float32 or wider the verdict is equal; inside the wider bound of bfloat16
+run in its dtype (comparison.py). Inside that bound of float32 or wider the verdict is equal; inside the wider bound of bfloat16
 or float16 it is rounding, for a bug smaller than that cannot be seen; beyond, the sides are two functions.
 
 Tokens that the engine computed one by one, from its cache, are a pass of their own behind the others.
@@ -20,13 +20,14 @@ from torch import Tensor, nn
 
 from dovetail.core.errors import FileError
 from dovetail.core.finite import nonfinite
-from dovetail.proof.compare.cause import Cause, Search, find_cause
-from dovetail.proof.compare.check import NEVER
+from dovetail.proof.compare.cause import nonfinite_weights
+from dovetail.proof.compare.check import NEVER, Pass, Verdict, explain
 from dovetail.proof.compare.comparison import (
     EXACT,
-    Comparison,
     Progress,
+    SideComparison,
     Tap,
+    envelope,
     excused_tokens,
     layers_before,
     relative_gap,
@@ -36,13 +37,10 @@ from dovetail.proof.compare.comparison import (
 )
 from dovetail.proof.compare.dump import Dump
 from dovetail.proof.compare.dump_match import Sources, match_dump
-from dovetail.proof.compare.error_bounds import envelope
 from dovetail.proof.compare.match import Place, comparable, layer_of
 from dovetail.proof.compare.prompt import Prompt, prompt_of_ids
 from dovetail.proof.compare.record import ANSWER, Recording
 from dovetail.proof.compare.sides import Side, run
-from dovetail.proof.compare.verdict import Pass, Verdict
-from dovetail.proof.compare.weight_differences import nonfinite_weights
 
 NOT_RUN = ("the dump in float64", "longer prompts")
 
@@ -94,10 +92,8 @@ def verify_dump(side: Side, dump: Dump, *, why: bool = True, progress: Progress 
     )
     verdict.not_tested += [*NOT_RUN, *NEVER]
     verdict.notes += _unmatched(verdict)
-    if why and verdict.status == "structural" and verdict.deciding.across and verdict.comparison.first is not None:
-        progress("searching for the cause")
-        verdict.searched = True
-        verdict.cause = _explain(side, verdict.deciding, dump.dtype, verdict.comparison.first)
+    if why:
+        explain(verdict, side, None, torch.finfo(dump.dtype).eps, progress)
     return verdict
 
 
@@ -153,7 +149,9 @@ def _passes(dump: Dump, recordings: tuple[Recording, Recording], theirs: Dumped,
     return passes
 
 
-def _compared(dump: Dump, recordings: tuple[Recording, Recording], theirs: Dumped, group: Group, rows: Tensor) -> Comparison:
+def _compared(
+    dump: Dump, recordings: tuple[Recording, Recording], theirs: Dumped, group: Group, rows: Tensor
+) -> SideComparison:
     """The comparison of some of the tokens, in the order of our computation."""
     exact, own = recordings
     flips = router_flips(exact, own)
@@ -173,7 +171,7 @@ def _compared(dump: Dump, recordings: tuple[Recording, Recording], theirs: Dumpe
             taps.append(_tap(address, [one[compared] for one in runs], dump.dtype, layers_before(address, depth)))
     missing = [address for address in exact.taps if address not in theirs.taps and address not in exact.alias]
     dtypes = (dump.dtype, dump.dtype)
-    return Comparison(taps, dtypes, (cut, theirs_cut), (own_cut, theirs_cut), missing)
+    return SideComparison(taps, dtypes, (cut, theirs_cut), (own_cut, theirs_cut), missing)
 
 
 def _tap(address: str, runs: Sequence[Tensor], dtype: torch.dtype, layers: int) -> Tap:
@@ -202,12 +200,3 @@ def _unmatched(verdict: Verdict) -> list[str]:
     if not number or before not in verdict.comparison.missing:
         return []
     return [f"no tensor of the dump could be matched with the output of {before}: the difference may begin there"]
-
-
-def _explain(side: Side, deciding: Pass, dtype: torch.dtype, first: Tap) -> Cause | None:
-    """Find the change with which the known model gives the dump's output, on the dump's own input of that layer."""
-    model = side.reference()
-    if model is None:
-        return None
-    search = Search(model, deciding.prompt, deciding.comparison, noise=torch.finfo(dtype).eps)
-    return find_cause(search, first.address)

@@ -16,6 +16,7 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.core.group import Scaling
+from dovetail.core.module import Module
 from dovetail.core.part import KINDS, Part, field_types, join, walk_spec
 from dovetail.core.scope import Scope
 from dovetail.core.softmax import SCORE_SCALE
@@ -86,6 +87,13 @@ def show(value: Any) -> str:
     if isinstance(value, tuple):
         return " & ".join(map(show, value))
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value).lower()
+
+
+def layer_candidates(block: Part, module: Module) -> Iterator[Candidate]:
+    """Every candidate from the fields of a layer; `module` is its module."""
+    mixer = module.modules_named("mixer")
+    scope = module.scope if mixer is None else mixer.scope
+    return itertools.chain(field_candidates(block), rope_stretches(block), score_scales(block, scope))
 
 
 def score_scales(part: Part, scope: Scope) -> Iterator[Candidate]:

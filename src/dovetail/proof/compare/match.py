@@ -8,9 +8,11 @@ layer.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses as dc
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +29,7 @@ from dovetail.hf.hf import to_hf
 from dovetail.hf.tensors import Move
 from dovetail.model import BlockModule, Model
 
+LAYER = re.compile(r"(?:.*?\.)?layers\.\d+(?=\.|$)")
 TOKENS = 7919  # a number of tokens that is no size of a matrix, to find out which dimension of a converted tensor is tokens
 
 
@@ -76,7 +79,7 @@ def routers(spec: Model) -> Mapping[str, int]:
 
 def ours(spec: Model) -> list[Place]:
     """The places of a module with our names."""
-    places = [Place(path, (path,), layer=_layer_of(path)[0] == path) for path in comparable(spec)]
+    places = [Place(path, (path,), layer=_layer(path) == path) for path in comparable(spec)]
     return places + [Place(path, (path,), choices=choices) for path, choices in routers(spec).items()]
 
 
@@ -115,8 +118,7 @@ def _layers(spec: Model, moves: Iterable[Move]) -> Iterable[Place]:
     by_layer: dict[str, list[str]] = {}
     for move in moves:
         for path in move.paths:
-            layer, _, _ = _layer_of(path)
-            by_layer.setdefault(layer, []).extend(move.hf_names)
+            by_layer.setdefault(_layer(path), []).extend(move.hf_names)
     for layer, names in by_layer.items():
         prefix = _up_to_number(_common_prefix([name.split(".")[:-1] for name in names]))
         others = (name for other, more in by_layer.items() if other != layer for name in more)
@@ -136,31 +138,30 @@ def _up_to_number(names: list[str]) -> list[str]:
     return names[: last + 1]
 
 
-def _layer_of(path: str) -> tuple[str, int, str]:
-    """(`layers.3` or `encoder.layers.3`, its number, the rest of the path); an empty name outside of layers."""
-    names = path.removesuffix(".in").split(".")
-    for i, name in enumerate(names[:-1]):
-        if name == "layers" and names[i + 1].isdigit():
-            return ".".join(names[: i + 2]), int(names[i + 1]), ".".join(names[i + 2 :])
-    return "", -1, path
+def _layer(path: str) -> str:
+    """`layers.3` or `encoder.layers.3`; empty outside of layers."""
+    match = LAYER.match(path)
+    return "" if match is None else match[0]
 
 
 def layer_of(path: str) -> str:
     """The layer of an address; `embed` before the first layer, `head` after the last."""
-    return _layer_of(path)[0] or ("embed" if path.startswith("embed") else "head")
+    return _layer(path) or ("embed" if path.startswith("embed") else "head")
+
+
+def namings(spec: Model) -> Iterator[Sequence[Place]]:
+    """The places of a spec by our names, and by those of every family that can express it."""
+    yield ours(spec)
+    for family in DIALECTS:
+        with contextlib.suppress(SpecError):
+            yield theirs(spec, family)
 
 
 def places_by_name(module: nn.Module, spec: Model, user_map: Mapping[str, str]) -> list[Place]:
     """The places of a module of which only the names are known: pairs of the user's map (their pattern -> ours, `{}` is the
     number of the layer), our names or those of a family that can express the spec, and a list with one module per layer."""
     names = {name for name, _ in module.named_modules()}
-    candidates: list[Sequence[Place]] = [ours(spec)]
-    for family in DIALECTS:
-        try:
-            candidates.append(theirs(spec, family))
-        except SpecError:
-            continue
-    present = [with_routers(places, module, spec) for places in candidates]
+    present = [with_routers(places, module, spec) for places in namings(spec)]
     mapped = _user_places(user_map, spec, names)
     covered = {path for place in mapped for path in place.ours}
     best = [place for place in max(present, key=len) if not covered.intersection(place.ours)]
@@ -179,7 +180,7 @@ def with_routers(places: Sequence[Place], module: nn.Module, spec: Model) -> lis
     }
     found = [place for place in places if place.theirs in modules]
     for place in places:
-        layer, _, _ = _layer_of(place.ours[0])
+        layer = _layer(place.ours[0])
         if place.choices and place.theirs not in modules and layer in layers:
             below = [name for name in modules if name.startswith(f"{layers[layer]}.")]
             wanted = (shapes.get(place.ours[0]),)

@@ -11,8 +11,7 @@ from dovetail.core.errors import FileError
 from dovetail.disk.untrusted import Directory
 from dovetail.hf.load import Watch, origin
 from dovetail.model import ModelModule
-from dovetail.proof.compare.module_side import ModuleSide, emitted, from_file
-from dovetail.proof.compare.sides import ModelSide, NativeSide, Side
+from dovetail.proof.compare.sides import ModelSide, ModuleSide, NativeSide, Side, emitted, from_file
 from dovetail.proof.compare.transformers_side import TransformersSide
 
 SideLike = str | Path | ModelModule | Callable[[], nn.Module]  # see sides.py

@@ -6,26 +6,27 @@ A piece runs on the input that it had in the whole model, on which both sides st
 from __future__ import annotations
 
 import dataclasses as dc
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
-from dovetail.construction import on_meta, set_constants
+from dovetail.construction import on_meta
 from dovetail.core.ctx import Ctx, Listener
 from dovetail.core.fold import Declared, declared
 from dovetail.core.layout import TokenLayout
-from dovetail.core.module import holder, tensor_at
+from dovetail.core.module import tensor_at
 from dovetail.core.part import Part
 from dovetail.hf.resolved import differences
 from dovetail.model import NO_VIEWS, Block, Model, ModelModule
 from dovetail.proof.compare import candidates
-from dovetail.proof.compare.candidates import Candidate, Tensors
-from dovetail.proof.compare.comparison import EXACT, Comparison
-from dovetail.proof.compare.field_candidates import field_candidates, rope_stretches, score_scales, show
+from dovetail.proof.compare.candidates import Candidate, with_tensors
+from dovetail.proof.compare.comparison import EXACT, SideComparison
+from dovetail.proof.compare.field_candidates import field_candidates, layer_candidates, show
 from dovetail.proof.compare.prompt import Prompt
 from dovetail.proof.compare.record import ANSWER
+from dovetail.proof.compare.sides import encoded
 
 OTHER_WEIGHTS = "other numbers in the weights"
 MOST_ROWS = 0.5  # of a table: where fewer rows differ it is the same table with some values changed
@@ -38,14 +39,14 @@ class Embedded(Exception):
         self.x = x
 
 
-class Search:
+class CauseSearch:
     """The input of a search for a cause: a known model in float64, its prompt, and the recordings of both sides."""
 
     def __init__(
         self,
         model: ModelModule,
         prompt: Prompt,
-        comparison: Comparison,
+        comparison: SideComparison,
         *,
         known: int = 0,
         other: Model | None = None,
@@ -71,37 +72,37 @@ class Search:
         return rows.to(EXACT).reshape(self.prompt.batch, self.prompt.n, -1)
 
 
-class Piece:
-    """A part of the model that can be changed and run alone."""
+class Piece(ABC):
+    """A part of the model that can be changed and run alone; `address` is that of its output."""
 
     factor_name = "scale"
 
-    def __init__(self, search: Search, part: Part) -> None:
-        self.search, self.part = search, part
-
-    def source(self) -> Tensor | None:
-        """The input of the piece."""
-        raise NotImplementedError
+    def __init__(self, search: CauseSearch, part: Part, address: str) -> None:
+        self.search, self.part, self.address = search, part, address
 
     def own(self) -> Tensor | None:
         """The output of the piece in the known model."""
-        raise NotImplementedError
+        return self.search.own.taps.get(self.address)
 
     def target(self) -> Tensor | None:
         """The output of the other side."""
-        raise NotImplementedError
+        return self.search.theirs.taps.get(self.address)
 
+    @abstractmethod
+    def source(self) -> Tensor | None:
+        """The input of the piece."""
+
+    @abstractmethod
     def build(self, candidate: Candidate) -> ModelModule | None:
         """A model that holds the changed piece; None where it needs weights that do not exist."""
-        raise NotImplementedError
 
+    @abstractmethod
     def run(self, model: ModelModule) -> Tensor:
         """The output of the changed piece."""
-        raise NotImplementedError
 
+    @abstractmethod
     def candidates(self) -> Iterator[Candidate]:
         """The candidates, likeliest first."""
-        raise NotImplementedError
 
 
 class LayerPiece(Piece):
@@ -109,17 +110,16 @@ class LayerPiece(Piece):
 
     factor_name = "layer's scale"
 
-    def __init__(self, search: Search, address: str) -> None:
-        self.address, self.number = address, int(address.rpartition(".")[2])
-        super().__init__(search, search.spec.layers[self.number])
+    def __init__(self, search: CauseSearch, address: str) -> None:
+        self.number = int(address.rpartition(".")[2])
+        super().__init__(search, search.spec.layers[self.number], address)
         self.weights = self._weights_of(self.number)
         self.tensors = self._tensors_of(self.number)
         self.unchanged: ModelModule | None = None
         self.encoder = None
         if search.prompt.source is not None:
-            layout = TokenLayout.whole(search.prompt.batch, search.prompt.source.shape[1])
             with torch.no_grad():
-                self.encoder = search.model.encode(search.prompt.source, Ctx(layout=layout))
+                self.encoder = encoded(search.model, search.prompt.source)
 
     def _weights_of(self, number: int) -> dict[str, Declared]:
         """The declared weights of a layer by their path in it."""
@@ -141,23 +141,16 @@ class LayerPiece(Piece):
         )  # several residual streams are opened and closed by other layers
         return self.search.unflatten(x) if x is not None and alone else None
 
-    def own(self) -> Tensor | None:
-        return self.search.own.taps.get(self.address)
-
-    def target(self) -> Tensor | None:
-        return self.search.theirs.taps.get(self.address)
-
     def build(self, candidate: Candidate) -> ModelModule | None:
         assert isinstance(candidate.part, Block)
         reusable = candidate.part is self.part and candidate.edit is None
         spec = dc.replace(self.search.spec, layers=(candidate.part,))
-        model = self.unchanged if reusable and self.unchanged is not None else on_meta(spec).eval()
         tensors = {f"layers.0.{path}": tensor for path, tensor in {**self.tensors, **candidate.tensors}.items()}
-        if not _fill(model, spec, tensors, "layers.0."):
-            return None
-        if reusable:
+        into = self.unchanged if reusable else None
+        model = with_tensors(spec, tensors, EXACT, runs=lambda path: path.startswith("layers.0."), into=into)
+        if reusable and model is not None:
             self.unchanged = model  # the next candidate may put other tensors into it
-        if candidate.edit is not None:
+        if model is not None and candidate.edit is not None:
             candidate.edit(model.layers[0])
         return model
 
@@ -177,10 +170,7 @@ class LayerPiece(Piece):
         block = model.layers[0]
         if self.search.other is not None and len(self.search.other.layers) > self.number:
             yield from _toward(part, self.search.other.layers[self.number])
-        mixer = block.modules_named("mixer")
-        scope = block.scope if mixer is None else mixer.scope
-        fields = chain(field_candidates(part), rope_stretches(part), score_scales(part, scope))
-        named, unnamed = _by_name(fields)
+        named, unnamed = _by_name(layer_candidates(part, block))
         yield from named
         yield from candidates.head_orders(part, tensors, self.weights)
         yield from candidates.swapped(part, tensors, self.weights)
@@ -214,31 +204,16 @@ def _toward(ours: Part, theirs: Part) -> Iterator[Candidate]:
         yield Candidate(cause, where, description, ours.replace(where, other))
 
 
-def _fill(model: ModelModule, spec: Model, tensors: Tensors, prefix: str) -> bool:
-    """Put tensors into the model below a prefix; False where one is missing or has another shape."""
-    for d in declared(spec):
-        if d.weight.role == "const" or not d.path.startswith(prefix):
-            continue
-        if d.path not in tensors or tuple(tensors[d.path].shape) != d.weight.shape(d.scope):
-            return False
-        module, leaf = holder(model, d.path)
-        if d.weight.buffer:
-            module.register_buffer(leaf, tensors[d.path])
-        else:
-            module.register_parameter(leaf, nn.Parameter(tensors[d.path], requires_grad=False))
-    set_constants(model, spec, EXACT, "cpu")
-    return True
-
-
 class OuterPiece(Piece):
     """The embedding or the head: its spec is the whole model's, with one layer that never runs."""
 
     skip = frozenset({"layers", "encoder", "init", "width", "vocab", "dropout"})
     fields: frozenset[str]  # of the model, whose parts this piece runs
+    output: str  # its address
 
-    def __init__(self, search: Search) -> None:
+    def __init__(self, search: CauseSearch) -> None:
         self.model_part = dc.replace(search.spec, layers=search.spec.layers[:1])
-        super().__init__(search, self.model_part)
+        super().__init__(search, self.model_part, self.output)
         outer = [d for d in declared(search.spec) if d.weight.role != "const" and not d.scope.stack]
         self.tensors = {d.path: tensor_at(search.model, d.path).detach() for d in outer}
         self.weights = {d.path: d for d in outer if self.runs(d.path)}
@@ -249,18 +224,10 @@ class OuterPiece(Piece):
 
     def build(self, candidate: Candidate) -> ModelModule | None:
         assert isinstance(candidate.part, Model)
-        spec, model = candidate.part, on_meta(candidate.part).eval()
         tensors = {**self.tensors, **candidate.tensors}
-        for d in declared(spec):
-            if d.weight.role == "const" or not self.runs(d.path):
-                continue
-            source = d.path if d.path in tensors else d.weight.same_as or d.path
-            if source not in tensors or tuple(tensors[source].shape) != d.weight.shape(d.scope):
-                return None
-            module, leaf = holder(model, d.path)
-            module.register_parameter(leaf, nn.Parameter(tensors[source], requires_grad=False))
-        set_constants(model, spec, EXACT, "cpu")
-        if candidate.edit is not None:
+        tied = {d.path: tensors[d.weight.same_as] for d in declared(candidate.part) if d.weight.same_as in tensors}
+        model = with_tensors(candidate.part, {**tied, **tensors}, EXACT, runs=self.runs)
+        if model is not None and candidate.edit is not None:
             candidate.edit(model)
         return model
 
@@ -281,15 +248,10 @@ class EmbeddingPiece(OuterPiece):
 
     factor_name = "embedding scale"
     fields = frozenset({"embed", "embed_norm", "position"})
+    output = "layers.0.in"
 
     def source(self) -> Tensor | None:
         return self.search.prompt.inputs
-
-    def own(self) -> Tensor | None:
-        return self.search.own.taps.get("layers.0.in")
-
-    def target(self) -> Tensor | None:
-        return self.search.theirs.taps.get("layers.0.in")
 
     def run(self, model: ModelModule) -> Tensor:
         def stop(address: str, x: Tensor) -> None:
@@ -316,8 +278,9 @@ class HeadPiece(OuterPiece):
 
     factor_name = "logit scale"
     fields = frozenset({"norm", "head"})
+    output = ANSWER
 
-    def __init__(self, search: Search, tables: Mapping[str, Tensor]) -> None:
+    def __init__(self, search: CauseSearch, tables: Mapping[str, Tensor]) -> None:
         """`tables`: the tensors of the other side by its own names."""
         super().__init__(search)
         self.tables, self.last = tables, f"layers.{len(search.spec.layers) - 1}"
@@ -325,12 +288,6 @@ class HeadPiece(OuterPiece):
     def source(self) -> Tensor | None:
         x = self.search.input(self.last)
         return None if x is None else self.search.unflatten(x)
-
-    def own(self) -> Tensor | None:
-        return self.search.own.taps.get(ANSWER)
-
-    def target(self) -> Tensor | None:
-        return self.search.theirs.taps.get(ANSWER)
 
     def run(self, model: ModelModule) -> Tensor:
         x, ctx = self.source(), Ctx(layout=self.search.layout())

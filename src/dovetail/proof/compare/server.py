@@ -2,9 +2,7 @@
 
     POST {url}/completions   {"prompt": [ids], "max_tokens": 1, "temperature": 0, "logprobs": 5}
 
-Two forms of answers are read: OpenAI's (`top_logprobs`: a string and a number each, the string being `token_id:7` where a
-server is asked for ids) and llama.cpp's (`content`: entries with an id). Strings are turned into ids by the tokenizer of the
-first side.
+Tokens that the server names by a string (proof/answers.py) are turned into ids by the tokenizer of the first side.
 
 The dtype of a server is not known. Its log-probs may differ from ours by ROOM times the error of our own bfloat16 run of the
 same model; a larger difference is not rounding. A log-prob that is not finite is never equal to anything.
@@ -15,8 +13,6 @@ Answers are bounded in bytes and in total time, and redirects are not followed (
 from __future__ import annotations
 
 import dataclasses as dc
-import re
-from collections.abc import Mapping
 from math import inf, isfinite
 from typing import Any
 
@@ -26,30 +22,20 @@ from torch import Tensor
 from dovetail.core.errors import FileError
 from dovetail.core.limits import ANSWER_SECONDS
 from dovetail.core.printable import printable
+from dovetail.proof.answers import MAX_KEY, Key, Step, UnreadableAnswer, choices_of
 from dovetail.proof.compare.comparison import EXACT, Progress, Status
 from dovetail.proof.compare.prompt import Prompt
 from dovetail.proof.compare.sides import Side, run
-from dovetail.proof.http import Refused, post_json
+from dovetail.proof.http import Http, Refused
 from dovetail.text.tokenizer import Tokenizer
 
 TOP = 5  # log-probs that are asked for
 ROOM = 4.0  # times our own bfloat16 error
 LEAST = 0.02  # in log-prob: a difference that is always allowed
-LONGEST_TOKEN = 200  # characters
-BY_ID = re.compile(r"token_id:(\d{1,9})")
 
 
 @dc.dataclass(frozen=True)
-class TokenLogprob:
-    """One entry of a server's answer."""
-
-    text: str
-    id: int | None  # None: the server names the token by its string alone
-    logprob: float
-
-
-@dc.dataclass(frozen=True)
-class Row:
+class ServerRow:
     """One prompt: the first token of either side, and the distance of the server's log-probs from ours."""
 
     ours: int
@@ -73,7 +59,7 @@ class ServerVerdict:
     a: str
     b: str
     tokens: int
-    rows: list[Row]
+    rows: list[ServerRow]
 
     @property
     def status(self) -> Status:
@@ -130,58 +116,41 @@ def _last_logprobs(side: Side, prompt: Prompt, dtype: torch.dtype) -> Tensor:
     return answer[:, -1].to(EXACT).log_softmax(-1)
 
 
-def compare_row(exact: Tensor, coarse: Tensor, entries: list[TokenLogprob], tokenizer: Tokenizer | None) -> Row:
+def compare_row(exact: Tensor, coarse: Tensor, step: Step, tokenizer: Tokenizer | None) -> ServerRow:
     """Compare one answer with our log-probs (vocab,) in float64 and in bfloat16."""
-    text, best = printable(entries[0].text, LONGEST_TOKEN), int(exact.argmax())
-    ids = [_id(entry, tokenizer) for entry in entries]
-    known = [(i, entry.logprob) for i, entry in zip(ids, entries, strict=True) if i is not None and i < exact.shape[0]]
-    finite = all(isfinite(entry.logprob) for entry in entries) and bool(exact.isfinite().all() and coarse.isfinite().all())
-    if not finite:
-        return Row(best, ids[0], text, inf, LEAST, False, True)
-    asked = torch.tensor([best, *(i for i, _ in known)])
-    allowed = max(LEAST, ROOM * (exact - coarse)[asked].abs().max().item())
+    text, best, theirs, row = printable(step.text, MAX_KEY), int(exact.argmax()), _id(step.token, tokenizer), step.row()
+    known = {i: x for key, x in row.items() if (i := _id(key, tokenizer)) is not None and i < exact.shape[0]}
+    if not (all(map(isfinite, row.values())) and bool(exact.isfinite().all() and coarse.isfinite().all())):
+        return ServerRow(best, theirs, text, inf, LEAST, False, True)
+    allowed = max(LEAST, ROOM * (exact - coarse)[torch.tensor([best, *known])].abs().max().item())
     first, second = exact.topk(2).values.tolist()
-    gap = max((abs(logprob - exact[i].item()) for i, logprob in known), default=inf)
-    return Row(best, ids[0], text, gap, allowed, first - second <= 2 * allowed, False)
+    gap = max((abs(logprob - exact[i].item()) for i, logprob in known.items()), default=inf)
+    return ServerRow(best, theirs, text, gap, allowed, first - second <= 2 * allowed, False)
 
 
-def _id(entry: TokenLogprob, tokenizer: Tokenizer | None) -> int | None:
+def _id(token: Key, tokenizer: Tokenizer | None) -> int | None:
     """The id of a token that a server names by id or by its string."""
-    if entry.id is not None:
-        return entry.id
-    if (match := BY_ID.fullmatch(entry.text)) is not None:
-        return int(match.group(1))
-    ids = [] if tokenizer is None or len(entry.text) > LONGEST_TOKEN else tokenizer.encode(entry.text).tolist()
+    if isinstance(token, int):
+        return token
+    ids = [] if tokenizer is None or len(token) >= MAX_KEY else tokenizer.encode(token).tolist()
     return ids[0] if len(ids) == 1 else None
 
 
-def ask(url: str, ids: list[int], model: str | None, seconds: float = ANSWER_SECONDS) -> list[TokenLogprob]:
-    """The log-probs of the likeliest first tokens, the chosen one first."""
+def ask(url: str, ids: list[int], model: str | None, seconds: float = ANSWER_SECONDS) -> Step:
+    """The first token after a prompt, with the log-probs of the likeliest ones."""
     body: dict[str, Any] = {"prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": TOP}
     if model is not None:
         body["model"] = model
+    client = Http(url, seconds=seconds)
     try:
-        answer = post_json(url, "/completions", {**body, "return_tokens_as_token_ids": True}, seconds=seconds)
+        answer = client.post("/completions", {**body, "return_tokens_as_token_ids": True})
     except Refused:  # a strict server: ask without the field that it may not know
-        answer = post_json(url, "/completions", body, seconds=seconds)
+        answer = client.post("/completions", body)
     try:
-        return _entries(answer["choices"][0]["logprobs"])
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        problem = printable(repr(error))
-        raise FileError(
-            f"{url}: the answer holds no log-probs that can be read ({problem}); does the server offer them?"
-        ) from error
-
-
-def _entries(logprobs: Mapping[str, Any]) -> list[TokenLogprob]:
-    if "content" in logprobs:  # llama.cpp, and OpenAI's chat form
-        chosen = logprobs["content"][0]
-        others = [one for one in chosen.get("top_logprobs", ()) if one.get("token") != chosen.get("token")]
-        return [TokenLogprob(str(one["token"]), _plain_id(one.get("id")), float(one["logprob"])) for one in (chosen, *others)]
-    text, top = str(logprobs["tokens"][0]), dict((logprobs.get("top_logprobs") or [{}])[0])
-    chosen = TokenLogprob(text, None, float(logprobs["token_logprobs"][0]))
-    return [chosen, *(TokenLogprob(str(other), None, float(number)) for other, number in top.items() if other != text)]
-
-
-def _plain_id(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+        steps = choices_of(answer)[0].steps
+        if not steps or steps[0].logprob is None:
+            raise UnreadableAnswer("its first token has none")
+    except UnreadableAnswer as error:
+        problem = "the answer holds no log-probs that can be read"
+        raise FileError(f"{url}: {problem} ({error}); does the server offer them?") from error
+    return steps[0]

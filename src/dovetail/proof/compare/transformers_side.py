@@ -7,7 +7,6 @@ the directory, weights in safetensors only, no code named in the config, no adap
 from __future__ import annotations
 
 import dataclasses as dc
-import inspect
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,12 +21,12 @@ from dovetail.hf.dialect import DIALECTS
 from dovetail.hf.hf import form_of, from_hf
 from dovetail.hf.load import CONFIG_FILE, load
 from dovetail.model import Model, ModelModule
-from dovetail.proof.compare.decoding import Decoder, cached_decoder, decode_refusal
+from dovetail.proof.compare.decoding import Decoder, arguments_of, cached_decoder, decode_refusal
 from dovetail.proof.compare.float64 import float32_islands_widened
 from dovetail.proof.compare.match import Place, places_by_name, theirs, with_layers, with_routers
 from dovetail.proof.compare.prompt import Prompt
 from dovetail.proof.compare.record import answer_of
-from dovetail.proof.compare.sides import dtype_of, in_dtype
+from dovetail.proof.compare.sides import Side, dtype_of, in_dtype
 
 EXTRA = f"running a directory with transformers needs it: {install_command('hf')}"
 WEIGHTS, INDEX = ".safetensors", "model.safetensors.index.json"
@@ -93,7 +92,7 @@ def transformers() -> Any:
     return transformers
 
 
-class TransformersSide:
+class TransformersSide(Side):
     """A directory in Hugging Face layout, run by transformers."""
 
     def __init__(self, directory: str | Path) -> None:
@@ -141,8 +140,11 @@ class TransformersSide:
         name, extra = "input_ids", {}
         if prompt.source is not None:
             name, extra = "decoder_input_ids", {"encoder_outputs": module.get_encoder()(input_ids=prompt.source)}
-        arguments = frozenset(inspect.signature(module.forward).parameters)
-        return cached_decoder(lambda ids, **cache: module(**{name: ids}, **extra, **cache), arguments, self._answer)
+
+        def call(ids: Tensor, **cache: Any) -> Any:
+            return module(**{name: ids}, **extra, **cache)
+
+        return cached_decoder(call, arguments_of(module), prompt.inputs, self._answer)
 
     def places(self, module: nn.Module, spec: Model) -> list[Place]:
         if self.spec is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,16 +38,13 @@ def errors_named(label: str) -> Iterator[None]:
         except DovetailError:
             raise
         except Exception as error:
-            lines = str(error).strip().splitlines() or [""]
-            raise FileError(f"{label}: {type(error).__name__}: {lines[0][:300]} ({_place(error)})") from error
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            raise FileError(f"{label}: {first_line(error)} ({frame.filename}, line {frame.lineno})") from error
 
 
-def _place(error: Exception) -> str:
-    """`file.py, line 7`: the innermost frame of an exception."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    return "" if frame is None else f"{frame.tb_frame.f_code.co_filename}, line {frame.tb_lineno}"
+def first_line(error: Exception | None, most: int = 300) -> str:
+    """The type of an error and the first line of its message, at most `most` characters."""
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:most] if str(error).strip() else ''}"
 
 
 def factory_of(text: str, usage: str) -> Callable[[], Any]:

@@ -2,15 +2,24 @@
 
 Each is an equality between runs of the model itself. Where a model lacks a feature that a law needs (a cache, a mask), the law
 is not applicable, with the reason; where a law can be tested in part, it returns a note on the rest.
+
+Documents are also packed as the classes of transformers document it, with keyword arguments beside restarted positions:
+
+    cu_seq_lens_q, cu_seq_lens_k    int32 (documents + 1): where each document begins, and the end of the last
+    max_length_q, max_length_k      the longest document
+    seq_idx                         int32 (1, n): the document of each token
+
+Attention is separated by restarted positions alone; these arguments are for kernels and for recurrences. A class documents an
+argument where its forward has it, or where `**kwargs: Unpack[…]` names it in a TypedDict.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses as dc
-import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+import inspect
+import typing
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -18,11 +27,10 @@ from torch import Tensor, nn
 
 from dovetail.construction import generator
 from dovetail.proof.compare.record import answer_of
-from dovetail.proof.foreign.make import first_line
-from dovetail.proof.foreign.model import LENGTHS, Foreign, N
-from dovetail.proof.foreign.packing import described, documented
-from dovetail.proof.laws.case import DERIVATIVE, Broken, NotApplicable, chosen
-from dovetail.proof.laws.outcome import Outcome
+from dovetail.proof.foreign.model import Foreign
+from dovetail.proof.laws.case import ARRANGEMENTS, LENGTHS, Arrangement, N, rows_of
+from dovetail.proof.laws.kernel import compare_derivatives
+from dovetail.proof.laws.law import Laws, NotApplicable, Outcome
 
 CHUNKINGS = {
     "step by step": (1,) * N,
@@ -33,30 +41,9 @@ DRAWS = 4  # inputs that are tested: with one of them an expert may get no token
 SILENT = 1e-13  # of the largest gradient: the gradient of a weight whose effect cancels is rounding only
 COMPILED = 1e-5  # tolerance where both sides run the same operators in float32
 SOURCES = ("encoder_hidden_states", "encoder_outputs")  # names of the argument that cross attention reads
-
-
-@dc.dataclass(frozen=True)
-class ForeignLaw:
-    """A named equality; its check returns a note on what it could not test."""
-
-    name: str
-    number: int
-    says: str
-    check: Callable[[Foreign], str | None]
-
-
-FOREIGN: dict[str, ForeignLaw] = {}
-Check = Callable[[Foreign], str | None]
-
-
-def law(number: int, name: str, says: str) -> Callable[[Check], Check]:
-    """Register a law for foreign models."""
-
-    def decorate(check: Check) -> Check:
-        FOREIGN[name] = ForeignLaw(name, number, says, check)
-        return check
-
-    return decorate
+RIGHT, LEFT, PACKED, _ = ARRANGEMENTS
+FOREIGN = Laws()
+law = FOREIGN.law
 
 
 @law(3, "causal", "no later token changes an earlier output")
@@ -85,7 +72,7 @@ def chunked(case: Foreign) -> str | None:
         case.same(_cached(case, tokens, chunking), want, name)
     if case.mask_covers is None:
         return "it takes no attention_mask with its cache: no padded batch was decoded"
-    batch, mask, positions = padded_rows(LENGTHS, case.tokens, case.padding, left=True)
+    batch, mask, positions = _padded(case, LEFT)
     got = _cached(case, batch, (13,) + (1,) * (N - 13), mask, positions if case.positions else None)
     for r, length in enumerate(LENGTHS):
         alone = case.outputs(case.tokens[r : r + 1, :length])[0]
@@ -124,27 +111,24 @@ def padded(case: Foreign) -> str | None:
         if length == N:
             case.same(whole[r], alone[r], f"row {r} among neighbors and alone")
     if case.masks:
-        for left in (False, True):
-            batch, mask, positions = padded_rows(LENGTHS, tokens, case.padding, left)
-            how = {"position_ids": positions} if left and case.positions else {}
-            out, side = case.outputs(batch, attention_mask=mask, **how), "left" if left else "right"
-            for r, length in enumerate(LENGTHS):
-                real = out[r, N - length :] if left else out[r, :length]
-                case.same(real, alone[r], f"row {r}, {N - length} padded on the {side}, and alone")
+        for side, batch in (("right", RIGHT), ("left", LEFT)):
+            ids, mask, positions = _padded(case, batch)
+            how = {"position_ids": positions} if batch is LEFT and case.positions else {}
+            for r, real in enumerate(batch.split(case.outputs(ids, attention_mask=mask, **how))):
+                case.same(real, alone[r], f"row {r}, {N - LENGTHS[r]} padded on the {side}, and alone")
     else:
         untested.append("it takes no attention_mask")
     if case.documents:
-        row = torch.cat([tokens[r, :length] for r, length in enumerate(LENGTHS)])[None]
-        positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
-        packed = case.outputs(row, position_ids=positions, **case.without_cache)[0]
-        for r, document in enumerate(packed.split(LENGTHS)):
-            case.same(document, alone[r], f"document {r} packed and alone")
-        names = documented(case.model)
+        positions = PACKED.join([torch.arange(length) for length in LENGTHS])
+        how, names = {"position_ids": positions, **case.without_cache}, documented(case.model)
         more = {name: value for name, value in described(LENGTHS).items() if name in names}
+        ways: dict[str, dict[str, Any]] = {"and alone": how}
         if more:
-            packed = case.outputs(row, position_ids=positions, **more, **case.without_cache)[0]
-            for r, document in enumerate(packed.split(LENGTHS)):
-                case.same(document, alone[r], f"document {r} packed with {'seq_idx' if 'seq_idx' in more else 'cu_seq_lens'}")
+            ways[f"with {'seq_idx' if 'seq_idx' in more else 'cu_seq_lens'}"] = {**how, **more}
+        for way, arguments in ways.items():
+            packed = case.outputs(PACKED.join(rows_of(tokens, LENGTHS)), **arguments)
+            for r, document in enumerate(PACKED.split(packed)):
+                case.same(document, alone[r], f"document {r} packed {way}")
     else:
         untested.append("it does not separate packed documents")
     return "; ".join(untested)
@@ -170,31 +154,7 @@ def gradient(case: Foreign) -> None:
     if case.dtype != torch.float64 or case.tolerance > 1e-8:
         raise NotApplicable("it computes in float32, which is too imprecise for finite differences")
     named = {name: p for name, p in case.model.named_parameters() if p.requires_grad}
-    direction = {
-        n: torch.randn(p.shape, generator=generator(case.seed, f"direction {n}"), dtype=p.dtype) for n, p in named.items()
-    }
-    grads = torch.autograd.grad(_scalar(case), list(named.values()), allow_unused=True)
-    slope = sum(float((g * direction[name]).sum()) for name, g in zip(named, grads, strict=True) if g is not None)
-
-    @torch.no_grad()
-    def moved(by: float) -> float:
-        for name, p in named.items():
-            p.add_(direction[name], alpha=by)
-        value = float(_scalar(case))
-        for name, p in named.items():
-            p.sub_(direction[name], alpha=by)
-        return value
-
-    def by_differences(step: float) -> float:
-        coarse, fine = ((moved(k * step) - moved(-k * step)) / (2 * k * step) for k in (2, 1))
-        return (4 * fine - coarse) / 3  # Richardson extrapolation: two step sizes cancel the error of second order
-
-    step, gap = 1e-5 / max(abs(slope), 10.0), float("inf")
-    for smaller in (1, 32, 1024):  # perhaps a kink, or a change of experts, is within the step
-        gap = min(gap, abs(by_differences(step / smaller) - slope) / max(abs(slope), 1.0))
-        if gap <= DERIVATIVE:
-            break
-    case.true(gap <= DERIVATIVE, f"autograd gives {slope:.6g}; finite differences deviate by {gap:.1e} of it")
+    compare_derivatives(case, named, lambda: _scalar(case), case.seed)
 
 
 def _scalar(case: Foreign, draw: int = 0, **how: Any) -> Tensor:
@@ -262,51 +222,43 @@ def _listed(names: set[str]) -> str:
     return ", ".join(first) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def padded_rows(lengths: Sequence[int], tokens: Tensor, padding: int, left: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """A padded batch of rows of these lengths: tokens, mask and positions, each (rows, n)."""
-    batch, mask = torch.full_like(tokens, padding), torch.zeros_like(tokens)
-    for r, length in enumerate(lengths):
-        real = slice(tokens.shape[1] - length, None) if left else slice(0, length)
-        batch[r, real], mask[r, real] = tokens[r, :length], 1
-    return batch, mask, (mask.cumsum(-1) - 1).clamp(min=0)
-
-
-# -- running laws
-
-
-def try_law(case: Foreign, name: str) -> Outcome:
-    """Test one law on one model."""
-    begin, before = time.perf_counter(), case.compared
-    case.gaps.clear()
-    try:
-        detail = FOREIGN[name].check(case) or ""
-        case.settle()
-        state = "passed" if case.compared > before else "failed"
-        detail = detail if state == "passed" else "the law compared nothing"
-    except NotApplicable as reason:
-        state, detail = "not applicable", str(reason)
-    except Broken as broken:
-        state, detail = "failed", str(broken)
-    except Exception as error:
-        state, detail = "failed", _raised(error)
-    return Outcome(name, state, detail, round(time.perf_counter() - begin, 2))
-
-
-def _raised(error: Exception) -> str:
-    """The first line of an error, and the file and line that raised it."""
-    tb = error.__traceback__
-    while tb is not None and tb.tb_next is not None:
-        tb = tb.tb_next
-    where = "" if tb is None else f" ({Path(tb.tb_frame.f_code.co_filename).name}:{tb.tb_lineno})"
-    return f"{first_line(error, 200)}{where}"
-
-
-def law_names(only: Sequence[str] = ()) -> list[str]:
-    """The names of these laws for foreign models, or of all, by number; FileError for an unknown name."""
-    return chosen(FOREIGN, only)
+def _padded(case: Foreign, batch: Arrangement) -> tuple[Tensor, Tensor, Tensor]:
+    """A padded batch of the rows: tokens, mask and positions, each (rows, n)."""
+    rows = rows_of(case.tokens, LENGTHS)
+    mask = batch.join([torch.ones_like(row) for row in rows], 0)
+    return batch.join(rows, case.padding), mask, (mask.cumsum(-1) - 1).clamp(min=0)
 
 
 def laws_on(case: Foreign, names: Sequence[str] = ()) -> Iterator[Outcome]:
     """Test these laws, or all, on a model, by number."""
-    for name in law_names(names):
-        yield try_law(case, name)
+    for name in FOREIGN.names(names):
+        yield FOREIGN.test(name, case)
+
+
+def described(lengths: Sequence[int]) -> dict[str, Any]:
+    """All arguments for documents of these lengths in one row."""
+    begins = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    document = torch.cat([torch.full((length,), i, dtype=torch.int32) for i, length in enumerate(lengths)])[None]
+    longest = max(lengths)
+    return {
+        "cu_seq_lens_q": begins,
+        "cu_seq_lens_k": begins,
+        "max_length_q": longest,
+        "max_length_k": longest,
+        "seq_idx": document,
+    }
+
+
+def documented(model: nn.Module) -> frozenset[str]:
+    """The names of these arguments that a model's forward documents."""
+    forward = type(model).forward
+    names = set(inspect.signature(forward).parameters)
+    try:
+        hints = typing.get_type_hints(forward, include_extras=True)
+    except (NameError, TypeError):  # an annotation that cannot be evaluated here
+        hints = {}
+    for name, parameter in inspect.signature(forward).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            for fields in typing.get_args(hints.get(name)):  # Unpack[TypedDict]
+                names |= set(getattr(fields, "__annotations__", {}))
+    return frozenset(names & set(described((1,))))

@@ -12,51 +12,82 @@ A module is called with token ids (batch, n) and returns outputs (batch, n, …)
 
 Everything runs in float64, code that asks for float32 included (proof/compare/float64.py); tolerances are 1e-9 of the scale.
 Where some operator still returns float32 they are 1e-5; for a model that runs in float32 only, 1e-4.
+
+Random weights are perturbed: as they are first, they hide bugs.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses as dc
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dovetail.construction import generator
 from dovetail.core.errors import FileError
+from dovetail.proof.compare.decoding import Cache, arguments_of, find_cache
 from dovetail.proof.compare.float64 import float32_islands_widened
 from dovetail.proof.compare.record import answer_of
-from dovetail.proof.foreign.make import SPREADS, Make, Narrowest, first_line, given_vocabulary, module_of, perturb
-from dovetail.proof.laws.case import RELATION, Broken
+from dovetail.proof.compare.user_code import first_line
+from dovetail.proof.laws.case import LENGTHS, RELATION, N
+from dovetail.proof.laws.law import LawCase
 
-N, LENGTHS = 21, (21, 9, 14)
 PARTLY, SINGLE = 1e-5, 1e-4  # tolerances where some operators, or all of them, return float32
+SPREADS = (1.0, 0.3, 0.0)  # factors of the perturbation of weights; a smaller one where outputs are not finite
+Make = Callable[[], Any]
 
 
-@dc.dataclass(frozen=True)
-class Cache:
-    """How a model returns its cache, and how it takes it as an argument."""
+class Narrowest(TorchDispatchMode):
+    """Records whether an operator returns a tensor narrower than float64."""
 
-    flags: Mapping[str, Any]  # the arguments that make the model return its cache
-    argument: str
-    place: str | int  # its key or index in the result of the model
+    narrow = False
 
-    def of(self, out: Any) -> Any:
-        """The cache in the result of a model."""
-        return out[self.place]
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator and check the dtypes of its outputs."""
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 and x.dim() > 0:
+                self.narrow = True
+        return out
 
 
-class Foreign:
+def module_of(result: Any) -> nn.Module:
+    """The module in the result of a factory."""
+    module = result[0] if isinstance(result, tuple) else result
+    if not isinstance(module, nn.Module):
+        raise FileError(f"the factory returned {type(module).__name__}, not an nn.Module")
+    return module
+
+
+def given_vocabulary(make: Make) -> int | None:
+    """The size of the vocabulary, where the factory returns one."""
+    result = make()
+    return int(result[1]) if isinstance(result, tuple) else None
+
+
+@torch.no_grad()
+def perturb(model: nn.Module, factor: float, seed: int) -> None:
+    """Perturb every weight. Initial weights hide bugs: attention is nearly uniform, norms are one, biases zero."""
+    for name, weight in model.named_parameters():
+        if factor and weight.requires_grad:  # not the balancing bias of a router: some experts would get no token
+            noise = torch.randn(weight.shape, generator=generator(seed, f"moved {name}"), dtype=torch.float64)
+            spread = 1.2 * weight.shape[-1] ** -0.5 if weight.dim() > 1 else 0.3
+            weight.add_((noise * spread * factor).to(weight.dtype))
+
+
+class Foreign(LawCase):
     """One foreign model under test."""
 
     def __init__(self, make: Make, label: str, *, seed: int = 0, move: bool = True) -> None:
         """`make` constructs a new module at every call; with `move` its initial weights are perturbed."""
-        self.make, self.label, self.seed, self.compared = make, label, seed, 0
-        self.gaps: list[str] = []
+        super().__init__()
+        self.make, self.label, self.seed = make, label, seed
         self.model, self.dtype = self._runs(move)
         self.tolerance = SINGLE if self.dtype != torch.float64 else PARTLY if self._narrow() else RELATION
 
@@ -168,10 +199,9 @@ class Foreign:
     # -- its features
 
     @cached_property
-    def arguments(self) -> dict[str, inspect.Parameter]:
+    def arguments(self) -> Mapping[str, inspect.Parameter]:
         """The arguments of its forward besides the token ids."""
-        parameters = list(inspect.signature(self.model.forward).parameters.items())
-        return {name: p for name, p in parameters[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        return arguments_of(self.model)
 
     def _takes(self, name: str, neutral: Tensor) -> bool:
         """Whether it has an argument, and a neutral value of it changes nothing."""
@@ -216,31 +246,8 @@ class Foreign:
     @cached_property
     def cache(self) -> Cache | None:
         """How it returns and takes its cache; None where it has none."""
-        switches = [name for name, p in self.arguments.items() if p.default is False]
-        for flags in ({}, *({name: True} for name in switches), {"use_cache": True} if "use_cache" in self.arguments else {}):
-            try:
-                with torch.no_grad():
-                    cache = self._cache(flags)
-            except Exception:
-                continue
-            if cache is not None:
-                return cache
-        return None
-
-    def _cache(self, flags: Mapping[str, Any]) -> Cache | None:
-        out = self.call(self.tokens[:1, :5], **flags)
-        if isinstance(out, Mapping):  # an output with the name of an argument
-            named = (name for name, value in out.items() if name in self.arguments and value is not None)
-            return next((Cache(flags, name, name) for name in named if name not in ("logits", "loss")), None)
-        if not isinstance(out, (tuple, list)):
-            return None
-        for place, name in [(i, name) for i in range(1, len(out)) for name, p in self.arguments.items() if p.default is None]:
-            with contextlib.suppress(Exception):
-                later = self.outputs(self.tokens[:1, 5:6], **flags, **{name: out[place]})
-                if not torch.equal(later, self.outputs(self.tokens[:1, 5:6], **flags)):
-                    return Cache(flags, name, place)
-                out = self.call(self.tokens[:1, :5], **flags)  # the call may have changed the cache in place
-        return None
+        with torch.no_grad():
+            return find_cache(self.call, self.arguments, self.tokens[:1, :5], self.tokens[:1, 5:6])
 
     @cached_property
     def mask_covers(self) -> str | None:
@@ -271,7 +278,7 @@ class Foreign:
         """Compare outputs (…, n, channels) within the tolerance of their scale. A gap is recorded, and the law continues."""
         self.compared += 1
         if got.shape != want.shape:
-            self.gaps.append(f"{what}: shapes {tuple(got.shape)} and {tuple(want.shape)}")
+            self.gap(f"{what}: shapes {tuple(got.shape)} and {tuple(want.shape)}")
             return
         scale = max(want.abs().max().item(), 1.0)
         each = (got - want).abs().reshape(*got.shape[: min(got.dim() - 1, 2)], -1).amax(-1) / scale  # (n) or (rows, n)
@@ -280,17 +287,4 @@ class Foreign:
             where = [int(i) for i in bad[0]]
             row = f"row {where[0]}, " if len(where) == 2 else ""
             gap = each.nan_to_num(float("inf")).max().item()
-            self.gaps.append(f"{what}: first differ at {row}position {where[-1]}, by up to {gap:.1e} of their scale")
-
-    def true(self, holds: bool, what: str) -> None:
-        """Require that `holds` is true; otherwise record the message."""
-        self.compared += 1
-        if not holds:
-            self.gaps.append(what)
-
-    def settle(self) -> None:
-        """Raise Broken where gaps were recorded: the first in full, the others counted."""
-        gaps, self.gaps = self.gaps, []
-        if gaps:
-            others = f" (and {len(gaps) - 1} more: {'; '.join(g.split(':')[0] for g in gaps[1:4])})" if gaps[1:] else ""
-            raise Broken(gaps[0] + others)
+            self.gap(f"{what}: first differ at {row}position {where[-1]}, by up to {gap:.1e} of their scale")

@@ -26,9 +26,8 @@ from dovetail.core.group import Embed, Head
 from dovetail.core.linear import Linear
 from dovetail.core.module import tensor_at
 from dovetail.model import ModelModule
-from dovetail.ops.attend import using
 from dovetail.proof.laws.case import BATCH, IDENTITY, Case, NotApplicable, law, perturbed
-from dovetail.proof.laws.replaced import cached, paths
+from dovetail.proof.laws.replaced import on_paths, paths
 from dovetail.training.optim import Optimizer
 from dovetail.weights.adapters import attach as attaching, multi_lora
 from dovetail.weights.adapters.attach import Applied, adaptable, attach, detach, merge
@@ -157,7 +156,7 @@ def _largest(gradient: Tensor | None) -> float:
 def _backward(case: Case, model: ModelModule) -> None:
     """Gradients of a random projection of the outputs."""
     with torch.enable_grad():
-        run = case_of(case, model)
+        run = case.of(model)
         outputs = [run.run()]
         if case.spec.head is not None and case.spec.head.pools():  # the first token is not reached by all that others are
             outputs.append(run.stream(case.inputs, run.ctx()))
@@ -172,7 +171,7 @@ def _each(case: Case, kind: AdapterKind, plain: dict[str, Tensor]) -> None:
     leaves = case.taking_turns(adaptable(case.spec), EVERY)
     model = perturbed(case.spec, case.seed)
     pools = case.spec.head is not None and case.spec.head.pools()
-    streams = _streams(case_of(case, model)) if pools else {}
+    streams = _streams(case.of(model)) if pools else {}
     attach(model, kind, seed=case.seed)
     fresh = {path: tensor.clone() for path, tensor in adapter_tensors(model).items()}
     for path, d in leaves if case.share > 1 else leaves[:: max(1, len(leaves) // EVERY)]:
@@ -182,7 +181,7 @@ def _each(case: Case, kind: AdapterKind, plain: dict[str, Tensor]) -> None:
         perturb(model, case.seed, only=path)
         # a head that pools reads one token, perhaps the first, which many leaves do not reach: compare the residual stream
         inside = pools and not isinstance(d.part, Head)
-        outputs, before = (_streams(case_of(case, model)), streams) if inside else (_paths(case, model), plain)
+        outputs, before = (_streams(case.of(model)), streams) if inside else (_paths(case, model), plain)
         for name, output in outputs.items():
             if d.scope.drafts and name != "loss":
                 continue  # it runs in training and drafting alone
@@ -201,42 +200,32 @@ def _idle(d: Declared) -> bool:
 def _rows(case: Case, targets: list[str]) -> None:
     """A batch whose rows have different adapters, of different ranks and factors, or none, against each alone."""
     model = perturbed(case.spec, case.seed)
-    alone: dict[str | None, Tensor] = {None: case_of(case, model).run()}
+    alone: dict[str | None, Tensor] = {None: case.of(model).run()}
     several: list[tuple[str, Lora, dict[str, Tensor]]] = []
     for rank, alpha in ((2, 32.0), (3, 10.0)):
         kind, name = Lora(rank=rank, alpha=alpha, dropout=0.0, targets=tuple(targets)), f"rank {rank}"
         attach(model, kind, seed=case.seed)
         perturb(model, case.seed + rank)
         several.append((name, kind, {path: tensor.clone() for path, tensor in adapter_tensors(model).items()}))
-        alone[name] = case_of(case, model).run()
+        alone[name] = case.of(model).run()
         detach(model)
     bank = multi_lora.Bank(model)
     for one in several:
         bank.load(*one)
     names = [list(alone)[(row + 1) % len(alone)] for row in range(BATCH)]
     with bank.rows(names):
-        got = case_of(case, model).run()
+        got = case.of(model).run()
     for row, name in enumerate(names):
         case.same(got[row], alone[name][row], f"row {row} of a batch with several adapters, and {name} alone")
 
 
-def case_of(case: Case, model: ModelModule) -> Case:
-    """The same case with another model."""
-    return Case(case.spec, case.seed, model)
-
-
 def _paths(case: Case, model: ModelModule) -> dict[str, Tensor]:
-    return paths(case_of(case, model))
+    return paths(case.of(model))
 
 
 def _streams(case: Case) -> dict[str, Tensor]:
     """The residual stream after the last layer on every path that has one."""
-    with using("reference"):
-        found = {"reference": case.stream(case.inputs, case.ctx())}
-    found["fast"] = case.stream(case.inputs, case.ctx())
-    if case.spec.order() != "both":
-        found["cached"] = cached(case)
-    return found
+    return on_paths(case, lambda: case.stream(case.inputs, case.ctx()))
 
 
 @torch.no_grad()

@@ -6,28 +6,25 @@ biases by a third, q and k by enough that attention is far from uniform.
 
 from __future__ import annotations
 
-import dataclasses as dc
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from dovetail.construction import build, generator
-from dovetail.core.ctx import Ctx, Listener
-from dovetail.core.errors import FileError
+from dovetail.core.ctx import Ctx
 from dovetail.core.fold import declared
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
 from dovetail.core.scope import Scope
 from dovetail.model import Model, ModelModule
+from dovetail.proof.laws.law import Broken, LawCase, Laws, NotApplicable as NotApplicable, cpu_seconds  # for the files of laws
 
 T = TypeVar("T")
-# specs with every pair of values that meet, where parts act on each other; with every value, for what is true of one part or
-# one leaf; with every kind twice, for what is slow
-Covers = Literal["pairs", "values", "kinds"]
 DTYPE = torch.float64
 # tolerances relative to the scale of the compared values: bit-equal; float64 relations; finite differences
 IDENTITY, RELATION, DERIVATIVE = 0.0, 1e-9, 1e-5
@@ -36,43 +33,43 @@ LENGTHS = (21, 9, 14)
 SPREAD = {"embed": 1.0, "updated": 0.05}  # with a larger balancing bias some experts would get no token
 
 
-class Broken(Exception):
-    """A law does not hold: what was compared, and by how much it differs."""
-
-
-class NotApplicable(Exception):
-    """A law does not apply to this spec."""
-
-
-class Case:
+class Case(LawCase):
     """One spec under test."""
 
-    def __init__(self, spec: Model, seed: int = 0, model: ModelModule | None = None, share: int = 1) -> None:
+    def __init__(
+        self, spec: Model, seed: int = 0, model: ModelModule | None = None, share: int = 1, rows: int = BATCH, n: int = N
+    ) -> None:
         """`share`: laws that repeat a test (per field, per action) run about one in `share` of the repetitions; the suite tests
-        hundreds of specs, so that each repetition still runs on many."""
-        self.spec, self.seed, self.share = spec, seed, share
+        hundreds of specs, so that each repetition still runs on many. `rows`, `n`: the size of the inputs."""
+        super().__init__()
+        self.spec, self.seed, self.share, self.rows, self.n = spec, seed, share, rows, n
         self.scope = spec.axes(Scope())
         self.model = model or perturbed(spec, seed)
-        self.compared = 0
+        self.device = next(self.model.parameters()).device
+
+    def of(self, model: ModelModule) -> Case:
+        """The same case with another model."""
+        return Case(self.spec, self.seed, model)
 
     # -- comparing
+
+    def clock(self) -> float:
+        return cpu_seconds()
+
+    def gap(self, what: str) -> None:
+        """Raise Broken: the law ends at its first gap."""
+        raise Broken(what)
 
     def same(self, got: Tensor, want: Tensor, what: str, tolerance: float = RELATION) -> None:
         """Require that both are equal within `tolerance` of their scale; a non-finite value is a difference."""
         self.compared += 1
         if got.shape != want.shape:
-            raise Broken(f"{what}: shapes {tuple(got.shape)} and {tuple(want.shape)}")
+            self.gap(f"{what}: shapes {tuple(got.shape)} and {tuple(want.shape)}")
         if got.numel() == 0:
             return
         gap, scale = (got - want).abs().max().item(), max(want.abs().max().item(), 1.0)
         if not gap <= tolerance * scale:
-            raise Broken(f"{what}: differ by {gap:.3g} at scale {scale:.3g}")
-
-    def true(self, holds: bool, what: str) -> None:
-        """Require that `holds` is true."""
-        self.compared += 1
-        if not holds:
-            raise Broken(what)
+            self.gap(f"{what}: differ by {gap:.3g} at scale {scale:.3g}")
 
     def turn(self, name: str) -> bool:
         """Whether the repetition `name` runs, where one in `share` does; a function of the name and the spec."""
@@ -84,32 +81,38 @@ class Case:
             return items
         return items[zlib.crc32(self.spec.key.encode()) % min(every, len(items)) :: every]
 
-    # -- inputs
+    # -- inputs, in the dtype and on the device of the model
+
+    def moved(self, x: Tensor) -> Tensor:
+        """A tensor on the model's device, and in its dtype unless it holds integers."""
+        return x.to(self.device, self.model.dtype if x.is_floating_point() else None)
+
+    def _example(self, spec: Model, name: str) -> Tensor:
+        return self.moved(spec.embed.example(spec.axes(Scope()), self.rows, self.n, generator(self.seed, name)))
+
+    def _patches(self, spec: Model | None, name: str) -> Tensor | None:
+        patches = None if spec is None else spec.embed.example_patches(spec.axes(Scope()), generator(self.seed, name))
+        return None if patches is None else self.moved(patches)
 
     @cached_property
     def inputs(self) -> Tensor:
         """(batch, n) token ids, or images."""
-        return self.spec.embed.example(self.scope, BATCH, N, generator(self.seed, "inputs"))
+        return self._example(self.spec, "inputs")
 
     @cached_property
     def source(self) -> Tensor | None:
         """(batch, n) token ids of the encoder, where there is one."""
-        encoder = self.spec.encoder
-        return (
-            None if encoder is None else encoder.embed.example(encoder.axes(Scope()), BATCH, N, generator(self.seed, "source"))
-        )
+        return None if self.spec.encoder is None else self._example(self.spec.encoder, "source")
 
     @cached_property
     def patches(self) -> Tensor | None:
         """The patches of images that some of the inputs stand for, where the embedding reads any."""
-        return self.spec.embed.example_patches(self.scope, generator(self.seed, "patches"))
+        return self._patches(self.spec, "patches")
 
     @cached_property
     def source_patches(self) -> Tensor | None:
         """The same for the source."""
-        encoder = self.spec.encoder
-        patches = generator(self.seed, "source patches")
-        return None if encoder is None else encoder.embed.example_patches(encoder.axes(Scope()), patches)
+        return self._patches(self.spec.encoder, "source patches")
 
     @property
     def tokens(self) -> bool:
@@ -124,7 +127,7 @@ class Case:
         **more: Any,
     ) -> Ctx:
         """The ctx of a forward pass, with the encoder output where the spec has an encoder."""
-        layout = layout or TokenLayout.whole(self.inputs.shape[0], N)
+        layout = layout or TokenLayout.whole(self.inputs.shape[0], self.n, self.device)
         if self.spec.encoder is None or "encoder_output" in more or "views" in more:
             return Ctx(layout=layout, patches=self.patches, **more)
         source = self.source if source is None else source
@@ -132,7 +135,7 @@ class Case:
         encoder_output, encoder_layout = self.model.encode(
             source,
             Ctx(
-                layout=source_layout or TokenLayout.whole(source.shape[0], source.shape[1]),
+                layout=source_layout or TokenLayout.whole(source.shape[0], source.shape[1], self.device),
                 patches=self.source_patches,
                 seed=more.get("seed"),
                 losses=more.get("losses"),
@@ -149,10 +152,6 @@ class Case:
         if self.spec.head is None or self.spec.head.pools():
             return self.model.hidden(inputs, ctx)[0]
         return self.model(inputs, ctx)
-
-    def listening(self, table: dict[str, Callable[[str, Tensor], Tensor | None]], **how: Any) -> Tensor:
-        """The model's output with listeners at some taps."""
-        return self.run(listen=Listener(table), **how)
 
     def gradients(self, loss: Tensor) -> dict[str, Tensor]:
         """The gradient of every parameter, zeros where it has none."""
@@ -175,47 +174,54 @@ def perturbed(spec: Model, seed: int = 0, dtype: torch.dtype = DTYPE) -> ModelMo
     return model
 
 
-@dc.dataclass(frozen=True)
-class Law:
-    """A named equality."""
-
-    name: str
-    number: int
-    says: str
-    check: Callable[[Case], None]
-    covers: Covers = "pairs"  # the sampled specs on which the suite tests it
-    budget: float = 0.5  # seconds per spec, on average; the report lists laws over budget
-    excepted_with: tuple[str, ...] = ()  # laws whose declared exceptions are exceptions from this one, too
-
-    @property
-    def slow(self) -> bool:
-        """Whether a quick run leaves it out."""
-        return self.covers == "kinds"
-
-
-LAWS: dict[str, Law] = {}
-
-
-def chosen(laws: Mapping[str, Any], only: Sequence[str] = ()) -> list[str]:
-    """The names of these laws, or of all, by number; FileError for an unknown name."""
-    names = [one.name for one in sorted(laws.values(), key=lambda law: law.number)]
-    if unknown := set(only) - set(names):
-        raise FileError(f"{sorted(unknown)[0]!r} is not a law for this model; laws: {', '.join(names)}")
-    return [name for name in names if not only or name in only]
-
-
-def law(
-    number: int, name: str, says: str, covers: Covers = "pairs", excepted_with: tuple[str, ...] = (), budget: float = 0.5
-) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:
-    """Register a law."""
-
-    def decorate(check: Callable[[Case], None]) -> Callable[[Case], None]:
-        LAWS[name] = Law(name, number, says, check, covers, budget, excepted_with)
-        return check
-
-    return decorate
+LAWS = Laws()
+law = LAWS.law
 
 
 def rows_of(x: Tensor, lengths: Sequence[int]) -> list[Tensor]:
     """The first lengths[i] tokens of row i."""
     return [x[row, :length] for row, length in enumerate(lengths)]
+
+
+class Arrangement(NamedTuple):
+    """A way to put sequences of LENGTHS into one batch: padded on either side, packed into one row, or flat."""
+
+    what: str  # with the number of a sequence: `row {} padded on the left`
+    shape: tuple[int, ...]  # of the tokens of the batch
+    places: Sequence[tuple[int | slice, ...]]  # of each sequence in it
+    make: Callable[[], TokenLayout]
+
+    def join(self, sequences: Sequence[Tensor], padding: int = 1) -> Tensor:
+        """The batch of these sequences (n, …); the padding token is an ordinary one: it must not matter which."""
+        batch = sequences[0].new_full((*self.shape, *sequences[0].shape[1:]), padding)
+        for place, sequence in zip(self.places, sequences, strict=True):
+            batch[place] = sequence
+        return batch
+
+    def split(self, batch: Tensor) -> list[Tensor]:
+        """The sequences of a batch, without padding."""
+        return [batch[place] for place in self.places]
+
+
+SPANS = [slice(end - length, end) for end, length in zip(accumulate(LENGTHS), LENGTHS, strict=True)]
+ARRANGEMENTS = (
+    Arrangement(
+        "row {} padded on the right",
+        (BATCH, N),
+        [(row, slice(0, length)) for row, length in enumerate(LENGTHS)],
+        lambda: TokenLayout.padded(LENGTHS, N),
+    ),
+    Arrangement(
+        "row {} padded on the left",
+        (BATCH, N),
+        [(row, slice(N - length, N)) for row, length in enumerate(LENGTHS)],
+        lambda: TokenLayout.padded(LENGTHS, N, left=True),
+    ),
+    Arrangement(
+        "document {} packed",
+        (1, sum(LENGTHS)),
+        [(0, span) for span in SPANS],
+        lambda: TokenLayout.packed([LENGTHS], sum(LENGTHS)),
+    ),
+    Arrangement("row {} in a flat batch", (sum(LENGTHS),), [(span,) for span in SPANS], lambda: TokenLayout.flat(LENGTHS)),
+)

@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dovetail.core.ctx import Ctx
+from dovetail.core.ctx import Ctx, Listener
 from dovetail.core.layout import TokenLayout
 from dovetail.model import BlockModule
 from dovetail.proof.laws.case import BATCH, Case, N, law
-from dovetail.proof.laws.sequence import Decoder
+from dovetail.proof.laws.sequence import CaseDecoder
 from dovetail.state.pool import Layout
 
 # prefill, then steps of one token: of rows that are alike, and of rows whose lengths differ
@@ -96,7 +96,7 @@ def _generation(case: Case, layout: Layout, prefill: Sequence[int]) -> None:
     """The steps of a generation, compiled and eager."""
     kept = Kept()
     run = torch.compile(case.stream, backend=kept, fullgraph=True)
-    both = [Decoder(case, layout, rows=BATCH) for _ in range(2)]
+    both = [CaseDecoder(case, layout, rows=BATCH) for _ in range(2)]
     rows, held = list(range(BATCH)), list(prefill)
     for decoder in both:
         decoder.admit(rows)
@@ -119,7 +119,7 @@ def _follows_tokens(case: Case) -> None:
     """The sizes of the tensors that a step makes are the same in a pool of eight times the capacity."""
     sizes: list[int] = []
     for times in (1, 8):
-        decoder = Decoder(case, "contiguous", rows=BATCH, capacity=times * (N + 8))
+        decoder = CaseDecoder(case, "contiguous", rows=BATCH, capacity=times * (N + 8))
         decoder.admit(range(BATCH))
         for n in (6, 1):
             with Made() as made:
@@ -162,7 +162,7 @@ def _block_input(case: Case) -> tuple[Ctx, Tensor]:
     with torch.no_grad():
         ctx = case.ctx()
         _, layout = case.model.embed(case.inputs, ctx)
-        case.listening({"layers.0.in": keep})
+        case.run(listen=Listener({"layers.0.in": keep}))
     return dc.replace(ctx, layout=layout), inputs[0]
 
 

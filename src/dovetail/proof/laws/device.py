@@ -42,7 +42,7 @@ STEPS: tuple[tuple[Sequence[int], Sequence[int]], ...] = (
 )
 
 
-class Watch(TorchDispatchMode):
+class DeviceWatch(TorchDispatchMode):
     """Records each operation over two devices, and each tensor that is made elsewhere."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ def _here(frames: Iterable[traceback.FrameSummary]) -> str:
 def device(case: Case) -> None:
     """Run everything on the meta device; in the suite, one in eight programs of each spec."""
     for name, run in case.taking_turns(list(OnMeta(case).programs()), TURNS):
-        with Watch() as watch:
+        with DeviceWatch() as watch:
             try:
                 run()
             except (NotImplementedError, RuntimeError) as error:
@@ -84,52 +84,38 @@ def device(case: Case) -> None:
         case.true(not watch.found, f"{name}: {watch.found[:1]}")
 
 
-class OnMeta:
-    """A case on the meta device: its model, inputs and labels."""
+class OnMeta(Case):
+    """A case on the meta device, with labels."""
 
     def __init__(self, case: Case) -> None:
-        self.spec, self.model = case.spec, build(case.spec, dtype=DTYPE, device=META)
-        self.inputs, self.source = _on_meta(case.inputs), None if case.source is None else _on_meta(case.source)
-        patches = (case.patches, case.source_patches)
-        self.patches, self.source_patches = (None if own is None else _on_meta(own) for own in patches)
+        super().__init__(case.spec, case.seed, build(case.spec, dtype=DTYPE, device=META))
+        # sampled now, on the CPU, which no program may use
+        self.sampled = (self.inputs, self.source, self.patches, self.source_patches)
         head = self.spec.head
         if head is not None:
             shape = tuple(case.run().shape[:-1])
-            self.labels = _on_meta(head.labels(self.model.head.scope, shape, torch.Generator().manual_seed(0)))
+            self.labels = self.moved(head.labels(self.model.head.scope, shape, torch.Generator().manual_seed(0)))
 
     def programs(self) -> Iterator[tuple[str, Callable[[], Any]]]:
         """(name, what runs) for whole passes on every layout, for the loss with its gradients, and for decoding."""
-        spec, whole = self.spec, TokenLayout.whole(BATCH, N, META)
+        spec = self.spec
         if spec.head is not None:
-            yield "the loss and its gradients", lambda: self.loss(whole)
-        yield "a whole pass", lambda: self.run(self.inputs, whole)
+            yield "the loss and its gradients", self.loss
+        yield "a whole pass", self.run
         if not spec.embed.causal():
             return
         layouts = {"padded": TokenLayout.padded(LENGTHS, N, left=True, device=META)}
         if spec.encoder is None:
             layouts |= {"packed": TokenLayout.packed(PACKED, N, META), "flat": TokenLayout.flat(LENGTHS, device=META)}
         for name, layout in layouts.items():
-            yield f"a {name} batch", lambda layout=layout: self.run(_tokens(layout), layout)
+            yield f"a {name} batch", lambda layout=layout: self.run(_tokens(layout), layout=layout)
         if spec.order() == "causal":
             for kind, flat in product(LAYOUTS, (False, True)):
                 yield f"decoding, {kind}{', flat' * flat}", lambda kind=kind, flat=flat: self.decode(kind, flat)
 
-    def ctx(self, layout: TokenLayout, **more: Any) -> Ctx:
-        """The ctx of a whole pass, with the encoder output where there is an encoder."""
-        ctx = Ctx(layout=layout, patches=self.patches, **more)
-        if self.source is not None:
-            whole = TokenLayout.whole(BATCH, N, META)
-            source = Ctx(layout=whole, patches=self.source_patches, seed=ctx.seed, losses=ctx.losses)
-            ctx.encoder_output, ctx.encoder_layout = self.model.encode(self.source, source)
-        return ctx
-
-    def run(self, inputs: Tensor, layout: TokenLayout) -> None:
-        """A whole pass."""
-        self.model(inputs, self.ctx(layout))
-
-    def loss(self, layout: TokenLayout) -> None:
+    def loss(self) -> None:
         """The loss in training, and the gradient of every parameter."""
-        loss = self.model.loss(self.inputs, self.labels, self.ctx(layout, seed=1, losses={}))
+        loss = self.model.loss(self.inputs, self.labels, self.ctx(seed=1, losses={}))
         torch.autograd.grad(loss, list(self.model.parameters()), allow_unused=True)
 
     @torch.no_grad()
@@ -137,8 +123,7 @@ class OnMeta:
         """Prefill, steps, a chunk, a fork and a roll-back."""
         pool = Pool(self.spec, ROWS, N, layout=kind, dtype=DTYPE, device=META, source=N, page=4, slack=3)
         if self.source is not None:
-            ctx = self.ctx(TokenLayout.whole(BATCH, N, META))
-            self.model.fill(ctx, pool.admit(range(BATCH), [N] * BATCH))
+            self.model.fill(self.ctx(), pool.admit(range(BATCH), [N] * BATCH))
         for rows, new in STEPS:
             step = pool.step(rows, new, flat)
             self.model.hidden(_tokens(step.layout), Ctx(layout=step.layout, views=step.views, patches=self.patches))
@@ -149,7 +134,3 @@ class OnMeta:
 
 def _tokens(layout: TokenLayout) -> Tensor:
     return torch.zeros(layout.order.shape, dtype=torch.long, device=META)
-
-
-def _on_meta(x: Tensor) -> Tensor:
-    return torch.empty(x.shape, dtype=DTYPE if x.is_floating_point() else x.dtype, device=META)

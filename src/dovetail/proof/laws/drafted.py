@@ -53,12 +53,8 @@ def drafted(case: Case) -> None:
 def _whole(case: Case, tokens: Tensor, layout: TokenLayout, **more: Any) -> list[Tensor]:
     """The hidden states (…, n − k, embed) of every depth."""
     found: dict[str, Tensor] = {}
-
-    def listen(address: str, x: Tensor) -> None:
-        found[address] = x
-
     names = [f"mtp.{i}.hidden" for i in range(len(case.spec.mtp))]
-    ctx = case.ctx(layout=layout, listen=Listener(dict.fromkeys(names, listen)), **more)
+    ctx = case.ctx(layout=layout, listen=Listener(dict.fromkeys(names, found.__setitem__)), **more)
     case.model.hidden(tokens, ctx)
     return [found[name] for name in names]
 

@@ -21,7 +21,7 @@ from dovetail.core.fold import Declared, declared
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import from_data
 from dovetail.model import Model
-from dovetail.proof.laws.case import LENGTHS, Case, N, law
+from dovetail.proof.laws.case import ARRANGEMENTS, LENGTHS, Case, N, law
 
 P, STD = 0.3, 0.7
 ERRORS = 5.0  # standard errors
@@ -89,20 +89,9 @@ def _uncorrelated(case: Case, a: Tensor, b: Tensor, pair: str) -> None:
 def _layouts(case: Case) -> None:
     branch, layer = next(_sites(case))
     alone = [mask(case, branch, layer, TokenLayout.whole(1, n).numbered(r))[0] for r, n in enumerate(LENGTHS)]
-    batches = {
-        "padded on the right": [
-            m[:n] for m, n in zip(mask(case, branch, layer, TokenLayout.padded(LENGTHS, N)), LENGTHS, strict=True)
-        ],
-        "padded on the left": [
-            m[N - n :]
-            for m, n in zip(mask(case, branch, layer, TokenLayout.padded(LENGTHS, N, left=True)), LENGTHS, strict=True)
-        ],
-        "packed": mask(case, branch, layer, TokenLayout.packed([LENGTHS], sum(LENGTHS)))[0].split(LENGTHS),
-        "flat": mask(case, branch, layer, TokenLayout.flat(LENGTHS)).split(LENGTHS),
-    }
-    for name, rows in batches.items():
-        for r, row in enumerate(rows):
-            case.true(torch.equal(row, alone[r]), f"sample {r} {name} has another mask than alone")
+    for batch in ARRANGEMENTS:
+        for r, row in enumerate(batch.split(mask(case, branch, layer, batch.make()))):
+            case.true(torch.equal(row, alone[r]), f"{batch.what.format(r)} has another mask than alone")
 
 
 def ends_branch(d: Declared) -> bool:

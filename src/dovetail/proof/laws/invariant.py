@@ -18,16 +18,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dovetail.construction import generator
 from dovetail.core.fold import needs_of
 from dovetail.core.invariant import make_invariant
-from dovetail.core.layout import TokenLayout
-from dovetail.core.scope import Scope
 from dovetail.model import ModelModule
 from dovetail.ops import attend
 from dovetail.proof.laws.case import Case, law, perturbed
-from dovetail.proof.laws.kernel import of_dtype
-from dovetail.proof.laws.sequence import Decoder
+from dovetail.proof.laws.sequence import CaseDecoder
 
 ULPS = 64  # of the largest output: what neighbors may change where kernels choose by the number of rows
 ROW, TOKENS, DTYPE = 1, 32, torch.float32
@@ -71,18 +67,20 @@ def programs(case: Case) -> dict[str, Program]:
 
 
 def _whole(case: Case, model: ModelModule, neighbors: str) -> Tensor:
-    own = _batch(case, model, 3 if case.tokens else TOKENS)  # the tokens of an image fill no vector, but those of 32 do
+    own = Case(
+        case.spec, case.seed, model, rows=3 if case.tokens else TOKENS, n=TOKENS
+    )  # the tokens of an image fill no vector, but those of 32 do
     alone = neighbors == "none" and case.tokens
     own.inputs = own.inputs[ROW : ROW + 1] if alone else _beside(own.inputs, neighbors)
     if own.source is not None:
         own.source = own.source[ROW : ROW + 1] if alone else _beside(own.source, neighbors)
-    return own.stream(own.inputs, own.ctx(TokenLayout.whole(len(own.inputs), TOKENS)))[0 if alone else ROW]
+    return own.stream(own.inputs, own.ctx())[0 if alone else ROW]
 
 
 def _decoded(case: Case, model: ModelModule, neighbors: str) -> Tensor:
-    own, rows = _batch(case, model, TOKENS), range(TOKENS)
+    own, rows = Case(case.spec, case.seed, model, rows=TOKENS, n=TOKENS), range(TOKENS)
     own.inputs = _beside(own.inputs, neighbors)
-    decoder = Decoder(own, "contiguous", rows=TOKENS, capacity=TOKENS, source=TOKENS, dtype=DTYPE)
+    decoder = CaseDecoder(own, "contiguous", rows=TOKENS, capacity=TOKENS, source=TOKENS, dtype=DTYPE)
     decoder.admit(rows, [TOKENS] * TOKENS)
     out, held = list[Tensor](), 0
     for new in (PREFILL, *[1] * STEPS):
@@ -90,16 +88,6 @@ def _decoded(case: Case, model: ModelModule, neighbors: str) -> Tensor:
         out.append(decoder.feed(rows, [own.inputs[row, held:end] for row, end in enumerate(ends)])[ROW])
         held += new
     return torch.cat(out)
-
-
-def _batch(case: Case, model: ModelModule, rows: int) -> Case:
-    """A case of this many rows of 32 tokens, or of images."""
-    case = Case(case.spec, case.seed, model)
-    for name, spec in (("inputs", case.spec), ("source", case.spec.encoder)):
-        if spec is not None:
-            x = spec.embed.example(spec.axes(Scope()), rows, TOKENS, generator(case.seed, name))
-            setattr(case, name, of_dtype(x, DTYPE))
-    return case
 
 
 def _beside(x: Tensor, neighbors: str) -> Tensor:

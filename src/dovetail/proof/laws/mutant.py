@@ -24,7 +24,8 @@ from dovetail.files.spec import from_yaml, to_yaml
 from dovetail.model import Model
 from dovetail.ops import attend
 from dovetail.proof.laws import sharded
-from dovetail.proof.laws.case import LAWS, RELATION, Broken, Case, NotApplicable
+from dovetail.proof.laws.case import LAWS, RELATION, Case
+from dovetail.proof.laws.law import NotApplicable
 from dovetail.proof.laws.oracle import ORACLES, check_oracles
 from dovetail.proof.laws.suite import OWN_NUMBER
 
@@ -79,15 +80,10 @@ def verdict(law: str, model: Model, in_ranks: Seed | None = None) -> str:
         return "; ".join(str(failure) for failure in check_oracles(sorted(kinds))[:1])
     if law == "sharded":
         return _sharded(model, in_ranks)
-    try:
-        LAWS[law].check(Case(model))
-    except NotApplicable:
-        raise
-    except Broken as broken:
-        return str(broken)
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    return ""
+    outcome = LAWS.test(law, Case(model))
+    if outcome.state == "not applicable":
+        raise NotApplicable(outcome.detail)
+    return outcome.detail if outcome.state == "failed" else ""
 
 
 def _sharded(model: Model, in_ranks: Seed | None) -> str:

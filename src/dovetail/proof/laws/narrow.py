@@ -38,7 +38,7 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.account import longest_length
-from dovetail.construction import build, generator
+from dovetail.construction import build
 from dovetail.core.ctx import Ctx, Listener
 from dovetail.core.fold import declared, needs_of
 from dovetail.core.group import PositionModule, RouterModule
@@ -46,7 +46,6 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.linear import Linear
 from dovetail.core.module import tensor_at
 from dovetail.core.recur import RecurrentModule
-from dovetail.core.scope import Scope
 from dovetail.model import Model, ModelModule
 from dovetail.ops import attend, attend_tiled
 from dovetail.proof.laws.case import BATCH, DTYPE, Broken, Case, law, perturbed
@@ -78,13 +77,13 @@ def narrow(case: Case) -> None:
     """One whole pass in each dtype; then routers on recorded inputs; then recurrent mixers token by token. Among hundreds of
     specs each is tested in bfloat16 and one in six in float16, which differs in its range and in the size of its errors."""
     for dtype in NARROW[: 2 if case.turn("float16") else 1]:
-        pair = Pair(case.spec, dtype, case.seed)
+        pair = NarrowPair(case.spec, dtype, case.seed)
         if all(pair.compare_whole(case, kernel) for kernel in pair.kernels(case)):
             pair.compare_choices(case)
             pair.compare_decoding(case)
 
 
-class Pair:
+class NarrowPair:
     """A narrow model, a float64 model with the same weights, and the values recorded at the narrow one's boundaries."""
 
     @torch.no_grad()
@@ -105,17 +104,8 @@ class Pair:
         self.n = TOKENS if end is None else min(TOKENS, end)
         # positions may be offset in a table, so its own end is no safe place to start from
         self.start = FAR if end is None and spec.embed.causal() else 0
-        self.inputs = self._example(spec)
-        self.source = None if spec.encoder is None else self._example(spec.encoder)
+        self.case = Case(spec, seed, self.narrow, n=self.n)  # its inputs are rounded, for both models
         self.given: dict[str, tuple[Tensor, Ctx]] = {}  # the input of each router and recurrent mixer of the narrow model
-
-    def _example(self, spec: Model) -> Tensor:
-        example = spec.embed.example(spec.axes(Scope()), BATCH, self.n, generator(self.seed, "inputs"))
-        return example.to(self.dtype) if example.is_floating_point() else example
-
-    def _patches(self, spec: Model | None) -> Tensor | None:
-        patches = None if spec is None else spec.embed.example_patches(spec.axes(Scope()), generator(self.seed, "patches"))
-        return None if patches is None else patches.to(self.dtype)  # rounded for both models
 
     def kernels(self, case: Case) -> list[str]:
         """The kernels to compare: the reference, and in turn the tiled one if it offers what the spec needs. With the tiled
@@ -137,11 +127,11 @@ class Pair:
     def _run(self, model: ModelModule, listener: Listener) -> None:
         dtype = model.dtype
         more: dict[str, Any] = {}
-        if self.source is not None:
-            source = Ctx(layout=TokenLayout.whole(BATCH, self.n), patches=self._patches(self.spec.encoder), listen=listener)
-            more["encoder_output"], more["encoder_layout"] = model.encode(of_dtype(self.source, dtype), source)
+        if self.case.source is not None:
+            source = Ctx(layout=TokenLayout.whole(BATCH, self.n), patches=self.case.source_patches, listen=listener)
+            more["encoder_output"], more["encoder_layout"] = model.encode(of_dtype(self.case.source, dtype), source)
         layout = TokenLayout.whole(BATCH, self.n, start=self.start)
-        model(of_dtype(self.inputs, dtype), Ctx(layout=layout, patches=self._patches(self.spec), listen=listener, **more))
+        model(of_dtype(self.case.inputs, dtype), Ctx(layout=layout, patches=self.case.patches, listen=listener, **more))
 
     def compare_choices(self, case: Case) -> None:
         """The experts that a nearly tied router chooses for the same input: those of a float32 router. A float64 one orders

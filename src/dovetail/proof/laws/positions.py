@@ -17,8 +17,8 @@ from dovetail.core.group import Position
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import walk_spec
 from dovetail.model import Model
-from dovetail.proof.laws.case import BATCH, LENGTHS, Case, N, NotApplicable, law, rows_of
-from dovetail.proof.laws.sequence import LAYOUTS, Decoder, behind, decodes
+from dovetail.proof.laws.case import ARRANGEMENTS, BATCH, LENGTHS, Case, N, NotApplicable, law, rows_of
+from dovetail.proof.laws.sequence import LAYOUTS, CaseDecoder, behind, decodes
 from dovetail.state.pool import Layout
 
 IMAGES = (((0, 8),), ((0, 5), (9, 12)), ((0, 11),))  # per row: the tokens that have coordinates of their own
@@ -70,7 +70,7 @@ def positions(case: Case) -> None:
         _joined(case, coords)
 
 
-class Row(Decoder):
+class PositionDecoder(CaseDecoder):
     """A decoder that is given the coordinates of images alone."""
 
     def __init__(self, case: Case, layout: Layout, coords: Tensor, flat: bool) -> None:
@@ -89,7 +89,7 @@ class Row(Decoder):
 
 def _decode(case: Case, coords: Tensor, want: Tensor, layout: Layout, flat: bool) -> None:
     """Decode in chunks; in the middle of the text roll a row back, and fork another."""
-    decoder, how = Row(case, layout, coords, flat), f"{layout}{', flat' if flat else ''}"
+    decoder, how = PositionDecoder(case, layout, coords, flat), f"{layout}{', flat' if flat else ''}"
     rows = [3, 1, 4]
     decoder.admit(rows)
     place = [0] * BATCH
@@ -114,21 +114,12 @@ def _decode(case: Case, coords: Tensor, want: Tensor, layout: Layout, flat: bool
 
 def _joined(case: Case, coords: Tensor) -> None:
     """Compare padded, packed and flat batches with each row alone."""
-    tokens = rows_of(case.inputs, LENGTHS)
-    own = rows_of(coords, LENGTHS)
+    tokens, own = rows_of(case.inputs, LENGTHS), rows_of(coords, LENGTHS)
     alone = [
         case.stream(ids[None], case.ctx(layout=TokenLayout.whole(1, len(ids)).at(at[None])))[0]
         for ids, at in zip(tokens, own, strict=True)
     ]
-    padded, places = torch.ones_like(case.inputs), torch.zeros_like(coords)
-    for r, length in enumerate(LENGTHS):
-        padded[r, N - length :], places[r, N - length :] = tokens[r], own[r]
-    out = case.stream(padded, case.ctx(layout=TokenLayout.padded(LENGTHS, N, left=True).at(places)))
-    for r, length in enumerate(LENGTHS):
-        case.same(out[r, N - length :], alone[r], f"row {r} padded on the left and alone")
-    row, at = torch.cat(tokens), torch.cat(own)
-    packed = case.stream(row[None], case.ctx(layout=TokenLayout.packed([LENGTHS], len(row)).at(at[None])))[0]
-    flat = case.stream(row, case.ctx(layout=TokenLayout.flat(LENGTHS).at(at)))
-    for name, out in (("packed", packed), ("in a flat batch", flat)):
-        for r, document in enumerate(out.split(LENGTHS)):
-            case.same(document, alone[r], f"document {r} {name} and alone")
+    for batch in ARRANGEMENTS:
+        out = case.stream(batch.join(tokens), case.ctx(layout=batch.make().at(batch.join(own, padding=0))))
+        for r, real in enumerate(batch.split(out)):
+            case.same(real, alone[r], f"{batch.what.format(r)} and alone")

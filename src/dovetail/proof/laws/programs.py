@@ -20,7 +20,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.errors import StateError
 from dovetail.core.layout import TokenLayout
 from dovetail.proof.laws.case import BATCH, DTYPE, LENGTHS, Case, N, law
-from dovetail.proof.laws.sequence import LAYOUTS, Decoder, decodes
+from dovetail.proof.laws.sequence import LAYOUTS, CaseDecoder, decodes
 from dovetail.state.pool import Layout, Pool
 from dovetail.state.slots import Paged
 
@@ -28,7 +28,7 @@ ROWS, PAGE, PAGES, SLACK = 4, 4, 14, 3  # fewer pages than four full rows need, 
 
 
 @dc.dataclass
-class Row:
+class ProgramRow:
     """The expected state of one row: the number of its encoder input, its tokens and its marks."""
 
     source: int = 0
@@ -37,7 +37,7 @@ class Row:
 
 
 @dc.dataclass(frozen=True)
-class Output:
+class ProgramOutput:
     """The outputs of one row in one step: those of the last `len(out)` of its `tokens`."""
 
     what: str
@@ -46,7 +46,7 @@ class Output:
     out: Tensor
 
 
-class Program(Decoder):
+class Program(CaseDecoder):
     """A random program on one layout."""
 
     def __init__(self, case: Case, layout: Layout, encoded: dict[int, tuple[Tensor, TokenLayout]]) -> None:
@@ -54,15 +54,15 @@ class Program(Decoder):
         self.case, self.layout, self.encoded = case, layout, encoded
         self.rng = random.Random(f"{case.seed} {layout} {case.spec.key}")
         self.pool = Pool(case.spec, ROWS, N, layout=layout, dtype=DTYPE, source=N, page=PAGE, pages=PAGES, slack=SLACK)
-        self.rows = [Row() for _ in range(ROWS)]
-        self.outputs: list[Output] = []
+        self.rows = [ProgramRow() for _ in range(ROWS)]
+        self.outputs: list[ProgramOutput] = []
         self.vocabulary = case.inputs.unique().tolist()
         self.ahead = self.pool.ahead  # a row begins with as many tokens
         groups = list(self.pool.groups.values())
         self.exact = not any(group.slots.overwrites for group in groups)  # every roll-back reaches exactly the length asked for
         self.bounded = any(group.per in ("token", "block") and not group.slots.overwrites for group in groups)
 
-    def run(self) -> list[Output]:
+    def run(self) -> list[ProgramOutput]:
         """Two steps, then the actions in random order (only some of them where `case.share` is above 1)."""
         for row in range(ROWS):
             self.admit_row(row)
@@ -169,7 +169,7 @@ class Program(Decoder):
     def admit_row(self, row: int) -> None:
         """Begin a sequence, with an encoder input of its own where the model has an encoder."""
         source = self.rng.randrange(BATCH)
-        self.rows[row] = Row(source)
+        self.rows[row] = ProgramRow(source)
         if self.case.spec.encoder is None:
             return
         if source not in self.encoded:
@@ -244,7 +244,7 @@ class Program(Decoder):
             state = self.rows[row]
             state.tokens += piece
             what = f"{self.layout}: row {row} of a {'flat' if flat else 'batched'} step of rows {rows}, tokens {new}"
-            self.outputs.append(Output(what, state.source, tuple(state.tokens), out))
+            self.outputs.append(ProgramOutput(what, state.source, tuple(state.tokens), out))
 
     def release(self) -> None:
         """Free every row, and check that the pool then takes as many tokens as a new one."""

@@ -104,7 +104,7 @@ def quantized(case: Case) -> None:
         for path, leaf in quantized_leaves(model):
             _nearest(case, path, leaf_at(plain, path), leaf.format, leaf.stored())
         dense = decoded_model(case, model)
-        got, want = (paths(Case(case.spec, case.seed, one)) for one in (model, dense))
+        got, want = (paths(case.of(one)) for one in (model, dense))
         for name, output in got.items():
             case.same(output, want[name], f"{name}: quantized leaves and the dense model of their decoded matrices")
     _gradients(case, model, dense)
@@ -148,7 +148,7 @@ def _gradients(case: Case, model: ModelModule, dense: ModelModule) -> None:
     """The gradients of what is not quantized."""
     found = []
     for one in (model, dense):
-        run = Case(case.spec, case.seed, one)
+        run = case.of(one)
         output = run.run()
         weights = torch.randn(output.shape, generator=generator(case.seed, "quantized"), dtype=output.dtype)
         found.append(run.gradients((output * weights).sum()))

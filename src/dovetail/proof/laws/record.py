@@ -20,7 +20,7 @@ import torch
 from dovetail.core.errors import FileError
 from dovetail.disk.atomic import write_atomically
 from dovetail.disk.untrusted import parse_object, read_regular
-from dovetail.proof.laws.outcome import Outcome
+from dovetail.proof.laws.law import Outcome
 
 FORMAT = 1
 MOST_BYTES = 1 << 30
@@ -48,7 +48,8 @@ class Record:
         whole = [line for line in lines if line.endswith("\n")]  # the last may have been cut off
         for number, line in enumerate(whole, 2):
             data = parse_object(line.encode(), f"{self.path}, line {number}")
-            self.outcomes[data["spec"]] = [_outcome(row) for row in data["outcomes"]]
+            rows = ({**row, "exceptions": [(part, reason) for part, reason in row["exceptions"]]} for row in data["outcomes"])
+            self.outcomes[data["spec"]] = [Outcome(**row) for row in rows]
         write_atomically(self.path, first + "".join(whole))
 
     def add(self, spec: str, outcomes: list[Outcome]) -> None:
@@ -56,7 +57,3 @@ class Record:
         self.outcomes[spec] = outcomes
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"spec": spec, "outcomes": [dc.asdict(one) for one in outcomes]}) + "\n")
-
-
-def _outcome(row: dict[str, Any]) -> Outcome:
-    return Outcome(**{**row, "exceptions": [(part, reason) for part, reason in row["exceptions"]]})

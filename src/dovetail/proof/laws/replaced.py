@@ -10,7 +10,7 @@ all the same gets W alone. Tensor parallel, training and saving refuse such a le
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,7 @@ from dovetail.core.module import holder
 from dovetail.model import ModelModule
 from dovetail.ops.attend import using
 from dovetail.proof.laws.case import BATCH, Case, N, law, perturbed
-from dovetail.proof.laws.sequence import Decoder
+from dovetail.proof.laws.sequence import CaseDecoder
 
 SPREAD = 0.5  # of u and v: enough that no output stays the same
 STEPS = 3
@@ -94,30 +94,36 @@ def with_sums(case: Case) -> ModelModule:
 @torch.no_grad()
 def replaced(case: Case) -> None:
     """Compare leaves that never store the sum with stored sums, with exact matrices and without; in the suite, one of both."""
-    want = paths(Case(case.spec, case.seed, with_sums(case)))
+    want = paths(case.of(with_sums(case)))
     for how, exact in case.taking_turns(list(EXACT.items()), len(EXACT)):
-        got = paths(Case(case.spec, case.seed, with_leaves(case, exact)))
+        got = paths(case.of(with_leaves(case, exact)))
         for name, output in got.items():
             case.same(output, want[name], f"{name}: leaves {how} and stored sums")
 
 
 def paths(case: Case) -> dict[str, Tensor]:
     """The outputs of every path of a model, by name."""
-    with using("reference"):
-        found = {"reference": case.run()}
-    found["fast"] = case.run()
+    outputs = on_paths(case, case.run)
     head = case.spec.head
     if head is not None:
-        labels = head.labels(case.scope, tuple(found["fast"].shape[:-1]), generator(case.seed, "labels"))
-        found["loss"] = case.model.loss(case.inputs, labels, case.ctx(losses={}))
+        labels = head.labels(case.scope, tuple(outputs["fast"].shape[:-1]), generator(case.seed, "labels"))
+        outputs["loss"] = case.model.loss(case.inputs, labels, case.ctx(losses={}))
+    return outputs
+
+
+def on_paths(case: Case, run: Callable[[], Tensor]) -> dict[str, Tensor]:
+    """The result of a run with the reference kernels and the fast ones, and the outputs of a KV cache."""
+    with using("reference"):
+        outputs = {"reference": run()}
+    outputs["fast"] = run()
     if case.spec.order() != "both":
-        found["cached"] = cached(case)
-    return found
+        outputs["cached"] = cached(case)
+    return outputs
 
 
 def cached(case: Case) -> Tensor:
     """The outputs of a prefill and of a few steps."""
-    decoder, rows = Decoder(case, "contiguous"), range(BATCH)
+    decoder, rows = CaseDecoder(case, "contiguous"), range(BATCH)
     decoder.admit(rows)
     pieces = [decoder.feed(rows, list(piece)) for piece in case.inputs.split([N - STEPS, *[1] * STEPS], 1)]
     return torch.stack([torch.cat(row) for row in zip(*pieces, strict=True)])

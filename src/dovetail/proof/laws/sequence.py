@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx, Listener
 from dovetail.core.layout import TokenLayout
-from dovetail.proof.laws.case import BATCH, DTYPE, LENGTHS, Broken, Case, N, NotApplicable, law, rows_of
+from dovetail.proof.laws.case import ARRANGEMENTS, BATCH, DTYPE, LENGTHS, Broken, Case, N, NotApplicable, law, rows_of
 from dovetail.state.pool import Layout, Pool
 
 LAYOUTS: tuple[Layout, ...] = ("contiguous", "paged", "ring")
@@ -51,7 +51,7 @@ def behind(chunks: Sequence[Sequence[int]], ahead: int) -> list[tuple[int, ...]]
     return [step for step in steps if any(step)]
 
 
-class Decoder:
+class CaseDecoder:
     """A case with a pool: feeds tokens to rows and returns their outputs."""
 
     def __init__(
@@ -124,7 +124,7 @@ def chunked(case: Case) -> None:
     ]
     for name, layout, flat in case.taking_turns(ways, 4):  # 4 and 3 layouts have no common factor: each spec meets them all
         rows = [0, 1, 2] if name != "ragged" else [3, 1, 4]
-        decoder = Decoder(case, layout, rows=3 if name == "in even chunks" else 5)
+        decoder = CaseDecoder(case, layout, rows=3 if name == "in even chunks" else 5)
         decoder.admit(rows)
         place, got = [0] * BATCH, [[] for _ in range(BATCH)]
         for lengths in behind(chunkings[name], case.spec.ahead() or 0):
@@ -143,69 +143,27 @@ def padded(case: Case) -> None:
     """Compare each sequence alone with the same one in a padded, packed and flat batch."""
     if not case.tokens:
         raise NotApplicable("images are not padded")
-    tokens, source = case.inputs, case.source
+    rows = rows_of(case.inputs, LENGTHS)
+    sources = None if case.source is None else rows_of(case.source, LENGTHS)
+    pools = case.spec.head is not None and case.spec.head.pools()
     alone: list[Tensor] = []
     outputs: list[Tensor] = []
     for r, length in enumerate(LENGTHS):
-        own = None if source is None else source[r : r + 1, :length]
-        ctx = case.ctx(layout=TokenLayout.whole(1, length), source=own)
-        alone.append(case.stream(tokens[r : r + 1, :length], ctx)[0])
-        outputs.append(case.run(tokens[r : r + 1, :length], layout=TokenLayout.whole(1, length), source=own)[0])
-    for left in (False, True):
-        layout, batch, batch_source = (
-            TokenLayout.padded(LENGTHS, N, left),
-            _pad(tokens, left),
-            None if source is None else _pad(source, left),
-        )
-        how = {"layout": layout, "source_layout": TokenLayout.padded(LENGTHS, N, left), "source": batch_source}
-        out, pooled = case.stream(batch, case.ctx(**how)), case.run(batch, **how)
-        side = "left" if left else "right"
-        for r, length in enumerate(LENGTHS):
-            real = out[r, N - length :] if left else out[r, :length]
-            case.same(real, alone[r], f"row {r} padded on the {side} and alone")
-            if case.spec.head is not None and case.spec.head.pools():
-                case.same(pooled[r], outputs[r], f"the pooled output of row {r} padded on the {side} and alone")
-        case.true(bool(out.isfinite().all()), f"padding on the {side} gives outputs that are not finite")
-    _packed(case, alone, outputs)
-
-
-def _pad(tokens: Tensor, left: bool) -> Tensor:
-    padded = torch.ones_like(tokens)  # the padding token is an ordinary one: it must not matter which
-    for r, length in enumerate(LENGTHS):
-        padded[r, N - length if left else 0 : N if left else length] = tokens[r, :length]
-    return padded
-
-
-def _packed(case: Case, alone: list[Tensor], outputs: list[Tensor]) -> None:
-    """Compare all documents in one row, and in one flat batch, with each alone."""
-    tokens, source = case.inputs, case.source
-    row = torch.cat(rows_of(tokens, LENGTHS))
-    total = sum(LENGTHS)
-    sources = None if source is None else torch.cat(rows_of(source, LENGTHS))
-    how = {
-        "layout": TokenLayout.packed([LENGTHS], total),
-        "source_layout": TokenLayout.packed([LENGTHS], total),
-        "source": None if sources is None else sources[None],
-    }
-    out = case.stream(row[None], case.ctx(**how))[0]
-    for r, document in enumerate(out.split(LENGTHS)):
-        case.same(document, alone[r], f"document {r} packed and alone")
-    _pooled(case, row[None], how, outputs, "packed")
-    how = {"layout": TokenLayout.flat(LENGTHS), "source_layout": TokenLayout.flat(LENGTHS), "source": sources}
-    out = case.stream(row, case.ctx(**how))
-    for r, document in enumerate(out.split(LENGTHS)):
-        case.same(document, alone[r], f"row {r} in a flat batch and alone")
-    _pooled(case, row, how, outputs, "in a flat batch")
-
-
-def _pooled(case: Case, inputs: Tensor, how: dict[str, Any], outputs: list[Tensor], where: str) -> None:
-    """Check that a head that pools gives one output per document, equal to that of the document alone."""
-    if case.spec.head is None or not case.spec.head.pools():
-        return
-    pooled = case.run(inputs, **how)
-    case.true(len(pooled) == len(outputs), f"{len(outputs)} documents {where} give {len(pooled)} pooled outputs")
-    for r, output in enumerate(outputs):
-        case.same(pooled[r], output, f"the pooled output of document {r} {where} and alone")
+        how: dict[str, Any] = {"layout": TokenLayout.whole(1, length), "source": None if sources is None else sources[r][None]}
+        alone.append(case.stream(rows[r][None], case.ctx(**how))[0])
+        outputs.append(case.run(rows[r][None], **how)[0])
+    for batch in ARRANGEMENTS:
+        how = {"layout": batch.make(), "source_layout": batch.make()}
+        how |= {"source": None if sources is None else batch.join(sources)}
+        out = case.stream(batch.join(rows), case.ctx(**how))
+        for r, real in enumerate(batch.split(out)):
+            case.same(real, alone[r], f"{batch.what.format(r)} and alone")
+        case.true(bool(out.isfinite().all()), f"{batch.what.format(0)} has outputs that are not finite")
+        if pools:
+            pooled = case.run(batch.join(rows), **how)
+            case.true(len(pooled) == BATCH, f"{batch.what.format(0)}: {BATCH} sequences give {len(pooled)} pooled outputs")
+            for r, output in enumerate(outputs):
+                case.same(pooled[r], output, f"the pooled output of {batch.what.format(r)} and alone")
 
 
 @law(7, "rollback", "rolling back and replaying equals never having seen the tokens; both rows of a fork continue correctly")
@@ -218,7 +176,7 @@ def rollback(case: Case) -> None:
     for layout in case.taking_turns(LAYOUTS, 2):
         for least, extra in ((10, 2), (10, 9), (4, 13)):  # within the slack of a ring, beyond it, across its edge
             length = max(least, case.spec.ahead() or 0)
-            decoder = Decoder(case, layout)
+            decoder = CaseDecoder(case, layout)
             decoder.admit([0, 1, 2])
             decoder.feed([0], [tokens[0, :length]])
             decoder.pool.mark(0)
@@ -227,14 +185,14 @@ def rollback(case: Case) -> None:
             case.true(0 <= reached <= length, f"{layout}: a roll-back to {length} reached {reached}")
             (got,) = decoder.feed([0], [tokens[0, reached:]])
             case.same(got, want[0, reached:], f"{layout}: rolled back from {length + extra} to {length} (reached {reached})")
-        decoder = Decoder(case, layout)
+        decoder = CaseDecoder(case, layout)
         decoder.admit([0, 1, 2])
         decoder.feed([0], [tokens[0, :10]])
         decoder.pool.fork(0, 3)
         (other,) = decoder.feed([3], [wrong[0, :7]])
         (got,) = decoder.feed([0], [tokens[0, 10:]])
         case.same(got, want[0, 10:], f"{layout}: the forked row after a fork")
-        fresh = Decoder(case, layout)
+        fresh = CaseDecoder(case, layout)
         fresh.admit([0, 1, 2])
         (once,) = fresh.feed([0], [torch.cat([tokens[0, :10], wrong[0, :11]])])
         case.same(other, once[10:17], f"{layout}: the new row after a fork")

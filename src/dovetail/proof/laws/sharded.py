@@ -1,5 +1,5 @@
 """What law 8 compares: one model whole, and the same over two ranks by tensor, by FSDP, with its sequence split, where keys are
-all-gathered or go round a ring, or by layers, in a pipeline (proof/laws/pipelined.py); by tensor and by FSDP also with an
+all-gathered or go round a ring, or by layers, in a pipeline (proof/laws/sharded_batch.py); by tensor and by FSDP also with an
 adapter on each linear leaf.
 
     with Pair() as pair:
@@ -35,7 +35,6 @@ from dovetail.core.group import Embed, Head, Mixer
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
 from dovetail.core.part import walk_spec
-from dovetail.core.scope import Scope
 from dovetail.files.spec import from_yaml, to_yaml
 from dovetail.model import Model, ModelModule
 from dovetail.parallel.collective import joined, summed
@@ -45,10 +44,7 @@ from dovetail.parallel.pair import Pair
 from dovetail.parallel.shard import fully_shard_model, tensor_parallel
 from dovetail.proof.laws.adapted import perturb
 from dovetail.proof.laws.case import RELATION, Case, NotApplicable, law, perturbed
-from dovetail.proof.laws.initial import initial_gaps
-from dovetail.proof.laws.pipelined import pipeline_gaps
-from dovetail.proof.laws.sharded_batch import Batch, random_labels
-from dovetail.proof.laws.sharded_result import Result, gaps_of
+from dovetail.proof.laws.sharded_batch import Batch, RunResult, gaps_of, initial_gaps, pipeline_gaps, random_labels
 from dovetail.weights.adapters.attach import adaptable, attach
 
 How = Literal["tp", "fsdp", "sequence", "ring", "pipeline", "adapters"]
@@ -124,14 +120,14 @@ def compare(spec_yaml: str, seed: int, hows: Sequence[How]) -> dict[str, Compare
     return {how: _compare(WAYS[how], spec, seed, batch, wants) for how in hows}
 
 
-def _compare(way: Way, spec: Model, seed: int, batch: Batch, wants: dict[str, Result]) -> Compared:
+def _compare(way: Way, spec: Model, seed: int, batch: Batch, wants: dict[str, RunResult]) -> Compared:
     try:
         return Compared(way(spec, seed, batch, wants))
     except SpecError as cannot:
         return Compared(reason=str(cannot))
 
 
-def _split(how: How, spec: Model, seed: int, batch: Batch, wants: dict[str, Result]) -> dict[str, float]:
+def _split(how: How, spec: Model, seed: int, batch: Batch, wants: dict[str, RunResult]) -> dict[str, float]:
     run = SPLITS[how](perturbed(spec, seed), spec, _mesh(how))
     gaps = {} if AXIS[how] == "sequence" else initial_gaps(spec, seed, _box(how))
     modes = ["training"] if how == "ring" else list(MODES)  # the rest of the model is compared by `sequence`
@@ -141,11 +137,11 @@ def _split(how: How, spec: Model, seed: int, batch: Batch, wants: dict[str, Resu
     return gaps
 
 
-def _staged(spec: Model, seed: int, batch: Batch, wants: dict[str, Result]) -> dict[str, float]:
+def _staged(spec: Model, seed: int, batch: Batch, wants: dict[str, RunResult]) -> dict[str, float]:
     return pipeline_gaps(spec, seed, batch, _mesh("pipeline").get_group())
 
 
-def _with_adapters(spec: Model, seed: int, batch: Batch, wants: dict[str, Result]) -> dict[str, float]:
+def _with_adapters(spec: Model, seed: int, batch: Batch, wants: dict[str, RunResult]) -> dict[str, float]:
     """In training, by each split that the model itself can have."""
     kind = ADAPTERS[seed % len(ADAPTERS)]
     want = _run(adapted_model(spec, seed, kind), spec, batch, MODES["training"])
@@ -177,29 +173,24 @@ def adapted_model(spec: Model, seed: int, kind: Mapping[str, object]) -> ModelMo
 
 def make_batch(spec: Model, model: ModelModule, seed: int) -> Batch:
     """A ragged batch of packed documents with padding; images as they are."""
-    inputs = spec.embed.example(spec.axes(Scope()), len(DOCUMENTS), N, generator(seed, "inputs"))
-    layout = TokenLayout.packed(DOCUMENTS, N) if spec.embed.causal() else TokenLayout.whole(len(DOCUMENTS), N)
-    source, source_layout = None, None
-    if spec.encoder is not None:
-        source = spec.encoder.embed.example(spec.encoder.axes(Scope()), len(SOURCES), N, generator(seed, "source"))
-        packed = spec.encoder.embed.causal()
-        source_layout = TokenLayout.packed(SOURCES, N) if packed else TokenLayout.whole(len(SOURCES), N)
-    patches = [
-        None if stack is None else stack.embed.example_patches(stack.axes(Scope()), generator(seed, "patches"))
-        for stack in (spec, spec.encoder)
-    ]
-    bare = Batch(inputs, layout, source, source_layout, torch.ones(()), *patches)
+    case = Case(spec, seed, model, rows=len(DOCUMENTS), n=N)
+    layout, source_layout = _layout(spec, DOCUMENTS), None if spec.encoder is None else _layout(spec.encoder, SOURCES)
     with torch.no_grad():
-        out = model(inputs, _ctx(model, spec, bare, Ctx(layout=layout)))
+        out = case.run(layout=layout, source_layout=source_layout)
     weight = torch.randn(out.shape, generator=generator(seed, "projection"), dtype=out.dtype)
     if spec.embed.causal() and out.shape[:2] == layout.order.shape and not (spec.head is not None and spec.head.pools()):
         weight = weight * layout.real[..., None]
-    return dc.replace(bare, weight=weight, labels=random_labels(spec, out, layout, seed))
+    labels = random_labels(spec, out, layout, seed)
+    return Batch(case.inputs, layout, case.source, source_layout, weight, case.patches, case.source_patches, labels)
+
+
+def _layout(stack: Model, documents: Sequence[Sequence[int]]) -> TokenLayout:
+    return TokenLayout.packed(documents, N) if stack.embed.causal() else TokenLayout.whole(len(documents), N)
 
 
 # -- four ways to run the same batch --------------------------------------------------------------------------------
 
-Run = Callable[[Batch, int | None], Result]  # a batch, and the seed in training
+Run = Callable[[Batch, int | None], RunResult]  # a batch, and the seed in training
 
 
 def _by_tensor(model: ModelModule, spec: Model, mesh: DeviceMesh) -> Run:
@@ -211,7 +202,7 @@ def _by_data(model: ModelModule, spec: Model, mesh: DeviceMesh) -> Run:
     fully_shard_model(model, mesh)
     group, ranks = mesh.get_group(), mesh.size()
 
-    def run(batch: Batch, draws: int | None) -> Result:
+    def run(batch: Batch, draws: int | None) -> RunResult:
         # FSDP averages over ranks: the projection of the batch is a sum, while each rank adds the losses of the whole batch
         result = _run(model, spec, batch.rows(group), draws, projected=float(ranks))
         return dc.replace(result, output=joined(result.output, 0, group))
@@ -225,7 +216,7 @@ def _by_sequence(model: ModelModule, spec: Model, mesh: DeviceMesh, ring: bool =
         if stack is not None:
             check_split(stack)  # raises before anything runs
 
-    def run(batch: Batch, draws: int | None) -> Result:
+    def run(batch: Batch, draws: int | None) -> RunResult:
         result = _run(model, spec, batch.columns(group), draws, losses_count=1.0 / ranks, group=group, ring=ring)
         gradients = {name: summed(g, group) for name, g in result.gradients.items()}
         return dc.replace(result, output=joined(result.output, 1, group), gradients=gradients)
@@ -247,7 +238,7 @@ SPLITS: dict[How, Callable[[ModelModule, Model, DeviceMesh], Run]] = {
 }
 
 
-Way = Callable[[Model, int, Batch, dict[str, Result]], dict[str, float]]
+Way = Callable[[Model, int, Batch, dict[str, RunResult]], dict[str, float]]
 WAYS: dict[How, Way] = {
     **{how: functools.partial(_split, how) for how in SPLITS},
     "pipeline": _staged,
@@ -278,7 +269,7 @@ def _run(
     losses_count: float = 1.0,
     group: dist.ProcessGroup | None = None,
     ring: bool = False,
-) -> Result:
+) -> RunResult:
     """Run forward and backward; the factors say how much the projection and the added losses count on this rank."""
     model.zero_grad()
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -296,7 +287,7 @@ def _run(
         losses["of the model"] = model.loss(batch.inputs, batch.labels, ctx)
         (losses_count * losses["of the model"]).backward()
         gradients |= {f"{name} from the loss": g for name, g in _gradients(model).items()}
-    return Result(output, {name: loss.detach() for name, loss in losses.items()}, gradients, changed)
+    return RunResult(output, {name: loss.detach() for name, loss in losses.items()}, gradients, changed)
 
 
 def _gradients(model: ModelModule) -> dict[str, Tensor]:

@@ -113,7 +113,7 @@ def round_trip(case: Case) -> None:
     with torch.no_grad():
         for path, value in load_bytes(save_bytes({k: v.contiguous() for k, v in stored.items()})).items():
             tensor_at(fresh, path).copy_(value)
-        got = Case(case.spec, case.seed, fresh).run()
+        got = case.of(fresh).run()
         case.same(got, case.run(), "outputs with loaded weights", IDENTITY)
     with tempfile.TemporaryDirectory() as place:
         save(case.model, case.spec, Path(place) / "model")
@@ -139,7 +139,7 @@ def tapped(case: Case) -> None:
 
     with attend.using("reference"):
         want = case.run()
-        got = case.listening({"*": listen})
+        got = case.run(listen=Listener({"*": listen}))
     case.same(got, want, "patching every tap with itself")
     head = [] if case.spec.head is None else taps(case.spec)
     expected = {address for address in head or taps(case.spec) if not address.startswith("encoder.")}
@@ -161,10 +161,7 @@ def _tapped_elsewhere(case: Case, want: dict[str, Tensor]) -> None:
     while decoding from a pool."""
     values: dict[str, Tensor] = {}
 
-    def listen(address: str, x: Tensor) -> None:
-        values[address] = x
-
-    listener = Unedited({"*": listen})
+    listener = Unedited({"*": values.__setitem__})
     case.run(listen=listener)
     shared = [address for address in want if address in values and want[address].is_floating_point()]
     case.true(len(shared) > 0, "no tap fires with the chosen kernel")
@@ -211,7 +208,7 @@ def _pattern_rows(case: Case, values: dict[str, Tensor], address: str) -> None:
 def every_field(case: Case) -> None:
     """Change each field of each part to another of its samples, and compare everything that a field could change. Where this
     changes nothing, the other values are tested, too: `kv_heads: null` is as many as `heads`."""
-    tested, mine = 0, Fingerprint(case.spec, case.seed)
+    tested, mine = 0, SpecFingerprint(case.spec, case.seed)
     idle = {join(path, name) for path, part, scope in walk(case.spec) for name in part.idle(scope)}
     for path, part in walk_spec(case.spec):
         if LATER_LAYER.search(path):
@@ -221,7 +218,7 @@ def every_field(case: Case) -> None:
                 continue
             now, equal = getattr(part, name), False
             for value, other in _others(case.spec, join(path, name), now, values):
-                if mine.differs(Fingerprint(other, case.seed)):
+                if mine.differs(SpecFingerprint(other, case.seed)):
                     break
                 equal = equal or not _may_be_equal(now, value)
             else:
@@ -250,26 +247,20 @@ def _may_be_equal(now: Any, value: Any) -> bool:
     return (now is None and type(value) is int) or (value is None and type(now) is int)
 
 
-class Fingerprint:
+class SpecFingerprint:
     """Everything that a field could change, the fast things first: each is computed only where those before are equal."""
 
     def __init__(self, spec: Model, seed: int) -> None:
         self.spec, self.seed = spec, seed
-        self.computed: list[dict[str, Tensor]] = []
-        self.rest = self.aspects()
+        self.computed = self.aspects()
 
-    def differs(self, other: Fingerprint) -> bool:
+    def differs(self, other: SpecFingerprint) -> bool:
         """Whether any aspect differs."""
         return any(_differ(mine, theirs) for mine, theirs in zip(self, other, strict=True))
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        for i in itertools.count():
-            if i == len(self.computed):
-                aspect = next(self.rest, None)
-                if aspect is None:
-                    return
-                self.computed.append(aspect)
-            yield self.computed[i]
+        self.computed, again = itertools.tee(self.computed)
+        return again
 
     @torch.no_grad()
     def aspects(self) -> Iterator[dict[str, Tensor]]:

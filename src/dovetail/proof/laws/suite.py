@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import dataclasses as dc
 import multiprocessing as mp
-import os
 import threading
 import time
-import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -23,9 +21,10 @@ import torch
 
 from dovetail.core.extensions import load_parts, loaded
 from dovetail.core.part import walk, walk_spec
+from dovetail.data.executors import end_with_parent
 from dovetail.files.spec import from_yaml, load_spec, to_yaml, zoo
 from dovetail.model import Model
-from dovetail.proof.laws import (
+from dovetail.proof.laws import (  # noqa: F401  each registers its laws
     adapted,
     compiled,
     device,
@@ -45,36 +44,11 @@ from dovetail.proof.laws import (
     structure,
     tuned,
 )
-from dovetail.proof.laws.case import LAWS, Broken, Case, Covers, NotApplicable, chosen
+from dovetail.proof.laws.case import LAWS, Case
 from dovetail.proof.laws.cover import PairCover, quick_specs
-from dovetail.proof.laws.cpu import cpu_seconds
+from dovetail.proof.laws.law import Covers, Outcome
 from dovetail.proof.laws.oracle import check_oracles, grouped_kinds, kinds_to_test
-from dovetail.proof.laws.outcome import Outcome
 from dovetail.proof.laws.record import Record
-
-__all__ = [
-    "Report",
-    "adapted",
-    "compiled",
-    "device",
-    "drafted",
-    "draws",
-    "invariant",
-    "kernel",
-    "loss",
-    "narrow",
-    "ported",
-    "positions",
-    "programs",
-    "quantized",
-    "replaced",
-    "run_suite",
-    "sequence",
-    "sharded",
-    "structure",
-    "tuned",
-    "try_spec",
-]
 
 OWN_NUMBER = "own_number"  # law 14: it tests kinds, not specs
 WORKERS = 2
@@ -90,8 +64,6 @@ class Report:
     parts: int = 0
     specs: int = 0
     pairs_covered: float = 0.0
-    cells: int = 0
-    not_applicable: int = 0
     seconds: float = 0.0
     by_law: dict[str, dict[str, Any]] = dc.field(default_factory=dict)
     failures: list[dict[str, str]] = dc.field(default_factory=list)
@@ -103,17 +75,18 @@ class Report:
         row["seconds"] += outcome.seconds
         if outcome.state == "not applicable":
             row["not_applicable"] += 1
-            self.not_applicable += 1
             return
         row["cells"] += 1
-        self.cells += 1
+        row["excepted"] += bool(outcome.exceptions)
         for part, reason in outcome.exceptions:
             self.excepted[part, outcome.law, reason][outcome.state] += 1
-        if outcome.exceptions:
-            row["excepted"] += 1
         if outcome.state == "failed":
             row["failed"] += 1
             self.failures.append({"law": outcome.law, "spec": spec, "detail": outcome.detail})
+
+    def total(self, count: str) -> int:
+        """The sum of a count over all laws."""
+        return sum(row[count] for row in self.by_law.values())
 
     def end(self, seconds: float) -> Report:
         """Add a failure for every exception whose law passed in all cells."""
@@ -146,12 +119,12 @@ class Report:
             "parts": self.parts,
             "laws": len(self.by_law),
             "specs": self.specs,
-            "cells": self.cells,
+            "cells": self.total("cells"),
             "pairs_covered": round(self.pairs_covered, 6),
             "failed": len(self.failures),
             "excepted": excepted,
-            "excepted_share": round(sum(row["excepted"] for row in self.by_law.values()) / max(self.cells, 1), 4),
-            "not_applicable": self.not_applicable,
+            "excepted_share": round(self.total("excepted") / max(self.total("cells"), 1), 4),
+            "not_applicable": self.total("not_applicable"),
             "by_law": {name: {**row, "seconds": round(row["seconds"], 2)} for name, row in self.by_law.items()},
             "over_budget": self.over_budget(),
             "seconds": round(self.seconds, 1),
@@ -170,27 +143,9 @@ def exceptions(spec: Model) -> dict[str, list[tuple[str, str]]]:
     return by_law
 
 
-def try_law(case: Case, name: str, declared: list[tuple[str, str]]) -> Outcome:
-    """Test one law on one case."""
-    begin, before = cpu_seconds(), case.compared
-    try:
-        LAWS[name].check(case)
-        state, detail = ("excepted but passed" if declared else "passed"), ""
-        if case.compared == before:
-            state, detail = "failed", "the law compared nothing"
-    except NotApplicable as reason:
-        state, detail = "not applicable", str(reason)
-    except Broken as broken:
-        state, detail = ("excepted" if declared else "failed"), str(broken)
-    except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        state, detail = "failed", f"{type(error).__name__}: {error} ({where.filename.rpartition('/')[2]}:{where.lineno})"
-    return Outcome(name, state, detail, cpu_seconds() - begin, declared)
-
-
 def known_laws(only: Sequence[str]) -> tuple[str, ...]:
     """`only`, where each names a law of sampled specs; FileError for an unknown name."""
-    chosen(LAWS, [name for name in only if name != OWN_NUMBER])
+    LAWS.names([name for name in only if name != OWN_NUMBER])
     return tuple(only)
 
 
@@ -198,21 +153,13 @@ def try_spec(text: str, names: Iterable[str], seed: int = 0, share: int = 1) -> 
     """Test several laws on one spec, given as YAML; repeated tests run one in `share` times (see `Case`)."""
     spec = from_yaml(text)
     case, declared = Case(spec, seed, share=share), exceptions(spec)
-    return [try_law(case, name, declared.get(name, [])) for name in names]
+    return [LAWS.test(name, case, declared.get(name, ())) for name in names]
 
 
 def _start_worker(load: tuple[str, ...]) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     load_parts(load)
-
-
-def _end_with_parent() -> None:
-    """End the process when the one that started it has ended, however it did."""
-    parent = mp.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def presets() -> list[Model]:

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -17,8 +18,8 @@ from torch import Tensor
 from dovetail.core.errors import FileError
 from dovetail.proof.compare.comparison import EXACT, Progress, short
 from dovetail.proof.compare.sides import ModelSide, Side, in_dtype
-from dovetail.proof.rollouts.decomposition import Context, Noise, verdict_of
-from dovetail.proof.rollouts.explain import Explanation, Search, Source
+from dovetail.proof.rollouts.decomposition import Context, RoundingSize, verdict_of
+from dovetail.proof.rollouts.explain import Explanation, LogitSource, Search
 from dovetail.proof.rollouts.file import Rollout
 from dovetail.proof.rollouts.fit import size
 from dovetail.proof.rollouts.logits import (
@@ -59,7 +60,7 @@ def explain_rollouts(
     trainer = some.target_logprobs(own)
     progress(f"{side.label}, float64 and bfloat16")
     exact, coarse = side_logprobs(side, some, EXACT), stored_logits(side, some, torch.bfloat16)
-    noise = Noise(size(trainer - exact), size(some.target_logprobs(coarse) - exact))
+    noise = RoundingSize(size(trainer - exact), size(some.target_logprobs(coarse) - exact))
     recorded = [one.settings for one in some.rollouts if one.settings is not None]
     search = Search(some, own, recorded, noise.floor)
     progress("searching for the causes")
@@ -82,21 +83,21 @@ def check_vocabulary(rollouts: Sequence[Rollout], vocab: int, path: str) -> None
 
 
 def dtype_sources(
-    side: Side, sampled: Sampled, own: torch.dtype, coarse: Tensor, exact: Tensor, gap: float, noise: Noise
-) -> list[Source]:
+    side: Side, sampled: Sampled, own: torch.dtype, coarse: Tensor, exact: Tensor, gap: float, noise: RoundingSize
+) -> list[LogitSource]:
     """The model in other dtypes. One that rounds less than the trainer counts only where it leaves next to nothing: against
     any sampler that rounds, an exact run is nearer than another rounded one."""
     found = []
     if own != torch.bfloat16:
-        found.append(Source("dtype", "the sampler computes in bfloat16", coarse))
+        found.append(LogitSource("dtype", "the sampler computes in bfloat16", coarse))
     if own == torch.float32 and EQUAL < gap <= noise.widest:
-        found.append(Source("dtype", "the sampler computes in float16", stored_logits(side, sampled, torch.float16)))
+        found.append(LogitSource("dtype", "the sampler computes in float16", stored_logits(side, sampled, torch.float16)))
     if own in (torch.bfloat16, torch.float16) and size(sampled.logprobs - exact) <= 0.1 * noise.own:
-        found.append(Source("dtype", "the sampler computes in float32", stored_logits(side, sampled, torch.float32)))
+        found.append(LogitSource("dtype", "the sampler computes in float32", stored_logits(side, sampled, torch.float32)))
     return found
 
 
-def older_sources(older: Sequence[Side], sampled: Sampled, own: Tensor, search: Search) -> list[Source]:
+def older_sources(older: Sequence[Side], sampled: Sampled, own: Tensor, search: Search) -> list[LogitSource]:
     """Older weights: per rollout the checkpoint, or the trainer's model, that is nearest to the sampler's log-probs."""
     if not older:
         return []
@@ -110,8 +111,8 @@ def older_sources(older: Sequence[Side], sampled: Sampled, own: Tensor, search: 
         mixed[base:end] = every[int(nearest[i])][base:end]
     counts = [f"{int((nearest == k + 1).sum())} by {side.label}" for k, side in enumerate(older)]
     text = f"of {len(sampled.rollouts)} rollouts, {', '.join(counts)}"
-    alone = (Source(STALE, f"sampled by {side.label}", logits) for side, logits in zip(older, every[1:], strict=True))
-    return [*alone, Source(STALE, text, mixed)] if len(sampled.rollouts) > 1 else list(alone)
+    alone = (LogitSource(STALE, f"sampled by {side.label}", logits) for side, logits in zip(older, every[1:], strict=True))
+    return [*alone, LogitSource(STALE, text, mixed)] if len(sampled.rollouts) > 1 else list(alone)
 
 
 def with_structure(search: Search, side: Side, best: Explanation) -> tuple[Explanation, str]:
@@ -121,13 +122,10 @@ def with_structure(search: Search, side: Side, best: Explanation) -> tuple[Expla
         return best, "other architectures (no spec is known)"
     model = in_dtype(model, torch.float32)
     longest = sorted(search.sampled.rollouts, key=lambda one: -len(one.tokens))
-    few, total = [], 0
-    for one in longest:
-        if few and total + len(one.tokens) > STRUCTURE_TOKENS:
-            break
-        few.append(one)
-        total += len(one.tokens)
-    sampled = Sampled(few)
+    totals = accumulate(len(one.tokens) for one in longest)
+    sampled = Sampled(
+        [one for one, total in zip(longest, totals, strict=True) if one is longest[0] or total <= STRUCTURE_TOKENS]
+    )
 
     def left(changed: Side, settings: Sequence[Settings]) -> float:
         logits = stored_logits(changed, sampled, torch.float32)
@@ -141,6 +139,6 @@ def with_structure(search: Search, side: Side, best: Explanation) -> tuple[Expla
     if found.variant is None or found.model is None or found.error > HALF * before:
         return best, tried
     logits = stored_logits(ModelSide(found.model), search.sampled, torch.float32)
-    source = Source("structure", f"{found.variant.cause}: {found.variant.description}", logits)
+    source = LogitSource("structure", f"{found.variant.cause}: {found.variant.description}", logits)
     other = search.run(start=Explanation(source, best.alignment))
     return (other if search.left(other) < search.left(best) else best), tried

@@ -43,7 +43,7 @@ NEVER = ("the sampler's own logits", "repetition penalties and other logit proce
 
 
 @dc.dataclass(frozen=True)
-class Noise:
+class RoundingSize:
     """The size of rounding: in the trainer's dtype, and in bfloat16."""
 
     own: float
@@ -68,7 +68,7 @@ class Context:
     path: str
     rollouts: Sequence[Rollout]
     dtype: torch.dtype
-    noise: Noise
+    noise: RoundingSize
     trainer: Tensor  # log-probs of the sampled tokens
     tried: str  # architectures
     older: bool

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from dovetail.proof.rollouts.fit import Fit, fit_settings, size
 from dovetail.proof.rollouts.logits import RIGHT, SHIFTED, Alignment, Sampled
-from dovetail.proof.rollouts.sampling import RAW, Ranked, Settings
+from dovetail.proof.rollouts.sampling import RAW, RankedLogits, Settings
 
 STEPS = 4  # changes at most
 HELPS = 0.95  # a change leaves at most this fraction of the gap,
@@ -33,7 +33,7 @@ EVIDENCE = 30.0  # and 2 n log(before / after) is at least this
 
 
 @dc.dataclass(frozen=True, eq=False)
-class Source:
+class LogitSource:
     """Logits (rows, vocab) of the model that may have sampled: the cause that it stands for, and a description."""
 
     cause: str
@@ -41,11 +41,11 @@ class Source:
     logits: Tensor
 
 
-@dc.dataclass(frozen=True, eq=False)
+@dc.dataclass(frozen=True)
 class Explanation:
     """How the sampler's log-probs came about."""
 
-    source: Source
+    source: LogitSource
     alignment: Alignment = RIGHT
     settings: Settings = RAW
 
@@ -56,11 +56,11 @@ class Search:
     def __init__(self, sampled: Sampled, own: Tensor, recorded: Sequence[Settings], floor: float) -> None:
         """`own`: the stored logits of the trainer's model; `floor`: the size of a gap that is rounding."""
         self.sampled, self.recorded, self.floor = sampled, list(recorded), floor
-        self.own = Source("", "", own)
-        self._ranked: dict[tuple[int, Alignment], Ranked] = {}
-        self._sources: list[Source] = []  # kept alive: `_ranked` is keyed by their ids
+        self.own = LogitSource("", "", own)
+        self._ranked: dict[tuple[int, Alignment], RankedLogits] = {}
+        self._sources: list[LogitSource] = []  # kept alive: `_ranked` is keyed by their ids
 
-    def ranked(self, source: Source, alignment: Alignment) -> Ranked:
+    def ranked(self, source: LogitSource, alignment: Alignment) -> RankedLogits:
         """The sorted logits of a source at the valid tokens of an alignment."""
         key = (id(source), alignment)
         if key not in self._ranked:
@@ -68,7 +68,7 @@ class Search:
                 self._ranked.clear()
                 self._sources.clear()
             _, rows, tokens = self.sampled.pairs(alignment)
-            self._ranked[key] = Ranked.of(source.logits[rows], tokens)
+            self._ranked[key] = RankedLogits.of(source.logits[rows], tokens)
             self._sources.append(source)
         return self._ranked[key]
 
@@ -80,7 +80,7 @@ class Search:
         """The log-prob of every valid token, by an explanation."""
         ranked, chunk = self.ranked(one.source, one.alignment), max(1, 2**22 // one.source.logits.shape[1])
         parts = torch.arange(len(ranked.rank)).split(chunk)
-        wide = (Ranked(ranked.logits[rows].double(), ranked.rank[rows]) for rows in parts)
+        wide = (RankedLogits(ranked.logits[rows].double(), ranked.rank[rows]) for rows in parts)
         return torch.cat([some.tempered(one.settings.temperature).logprob(one.settings) for some in wide])
 
     def left(self, one: Explanation) -> float:
@@ -103,14 +103,14 @@ class Search:
         fit: Fit = fit_settings(ranked, self.logprobs(one.alignment), self.recorded, floor=self.floor)
         return dc.replace(one, settings=fit.settings)
 
-    def moves(self, one: Explanation, sources: Sequence[Source]) -> list[Explanation]:
+    def moves(self, one: Explanation, sources: Sequence[LogitSource]) -> list[Explanation]:
         """Every change of one thing, the simplest first."""
         moves = [dc.replace(one, alignment=shift) for shift in SHIFTED if one.alignment == RIGHT]
         if one.source is self.own:
             moves += [dc.replace(one, source=source) for source in sources]
         return [*moves, self.fit(one)]
 
-    def run(self, sources: Sequence[Source] = (), start: Explanation | None = None) -> Explanation:
+    def run(self, sources: Sequence[LogitSource] = (), start: Explanation | None = None) -> Explanation:
         """Search with these sources; `start` is where to begin."""
         best = start or Explanation(self.own)
         left = self.left(best)
@@ -133,13 +133,9 @@ class Search:
             dc.replace(one, source=self.own),
         ]
         for other in simpler:
-            if _differs(one, other) and self.left(other) <= 1.02 * left:
+            if other != one and self.left(other) <= 1.02 * left:
                 return self.pruned(other)
         return one
-
-
-def _differs(one: Explanation, other: Explanation) -> bool:
-    return one.settings != other.settings or one.source is not other.source
 
 
 @dc.dataclass(frozen=True)

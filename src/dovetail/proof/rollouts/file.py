@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterator, Mapping
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from dovetail.core.errors import FileError
 from dovetail.core.limits import ROLLOUT_BYTES, ROLLOUT_LINE_BYTES, ROLLOUT_LINES, ROLLOUT_TOKENS, ROLLOUT_TOTAL
@@ -151,40 +151,43 @@ def _unbatched(name: str, value: Any) -> Any:
     return value[0] if one and (isinstance(value[0], list) or name in PER_ROW) else value
 
 
-def _list(data: Mapping[str, Any], name: str, where: str) -> list[Any]:
-    value = data[name]
-    if not isinstance(value, list):
+def _column(data: Mapping[str, Any], name: str, where: str, count: int | None = None, of: str = "numbers") -> list[Any]:
+    """The list under a name, with one value for each of `count` tokens."""
+    values = data[name]
+    if not isinstance(values, list):
         raise FileError(f"{where}: {name} is not a list")
-    return value
+    if count is not None and len(values) != count:
+        raise FileError(f"{where}: {name} has {len(values)} {of} for {count} tokens")
+    return values
+
+
+def _refuse(where: str, name: str, i: int, value: Any, wanted: str) -> NoReturn:
+    raise FileError(f"{where}: {name}[{i}] is {printable(repr(value))}, not {wanted}")
 
 
 def _ids(data: Mapping[str, Any], name: str, where: str) -> list[int]:
-    values = _list(data, name, where)
+    values = _column(data, name, where)
     for i, value in enumerate(values):
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
-            raise FileError(f"{where}: {name}[{i}] is {printable(repr(value))}, not a token id")
+            _refuse(where, name, i, value, "a token id")
     return values
 
 
 def _logprobs(data: Mapping[str, Any], name: str, count: int, where: str, mask: list[bool] | None = None) -> list[float]:
-    values = _list(data, name, where)
-    if len(values) != count:
-        raise FileError(f"{where}: {name} has {len(values)} numbers for {count} tokens")
+    values = _column(data, name, where, count)
     for i, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
-            raise FileError(f"{where}: {name}[{i}] is {printable(repr(value))}, not a finite number")
+            _refuse(where, name, i, value, "a finite number")
         if value > ABOVE_ZERO and (mask is None or mask[i]):
             raise FileError(f"{where}: {name}[{i}] is {value:g}; a log-prob is at most 0")
     return [float(value) for value in values]
 
 
 def _mask(data: Mapping[str, Any], name: str, count: int, where: str) -> list[bool]:
-    values = _list(data, name, where) if name in data else [1] * count
-    if len(values) != count:
-        raise FileError(f"{where}: {name} has {len(values)} values for {count} tokens")
+    values = _column(data, name, where, count, "values") if name in data else [1] * count
     for i, value in enumerate(values):
         if value not in (0, 1):
-            raise FileError(f"{where}: {name}[{i}] is {printable(repr(value))}, not 0 or 1")
+            _refuse(where, name, i, value, "0 or 1")
     return [bool(value) for value in values]
 
 

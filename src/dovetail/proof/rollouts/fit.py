@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import dataclasses as dc
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from dovetail.proof.rollouts.sampling import RAW, Ranked, Settings, Tempered
+from dovetail.proof.rollouts.sampling import RAW, RankedLogits, Settings, Tempered
 
 TEMPERATURES = (*(i / 20 for i in range(2, 41)), 2.5, 3.0, 4.0, 5.0)
 TOP_P = (*(i / 100 for i in range(1, 100)), 0.995, 0.999)
@@ -41,7 +42,7 @@ class Fit:
     error: float
 
 
-def fit_settings(ranked: Ranked, logprobs: Tensor, recorded: Sequence[Settings] = (), *, floor: float) -> Fit:
+def fit_settings(ranked: RankedLogits, logprobs: Tensor, recorded: Sequence[Settings] = (), *, floor: float) -> Fit:
     """The simplest settings that explain the log-probs (n,), at best down to `floor`."""
     ranked, logprobs = _some(ranked, logprobs)
     best = Fit(RAW, size(logprobs - ranked.tempered(1.0).own))
@@ -54,22 +55,22 @@ def fit_settings(ranked: Ranked, logprobs: Tensor, recorded: Sequence[Settings] 
     return best
 
 
-Stage = Callable[[Ranked, Tensor, Sequence[Settings], Fit, float], Iterator[Fit]]
+Stage = Callable[[RankedLogits, Tensor, Sequence[Settings], Fit, float], Iterator[Fit]]
 
 
-def _recorded(ranked: Ranked, s: Tensor, recorded: Sequence[Settings], best: Fit, floor: float) -> Iterator[Fit]:
+def _recorded(ranked: RankedLogits, s: Tensor, recorded: Sequence[Settings], best: Fit, floor: float) -> Iterator[Fit]:
     for settings in dict.fromkeys(recorded):
         for one in (Settings(temperature=settings.temperature), dc.replace(settings, temperature=1.0), settings):
             yield Fit(one, size(s - ranked.tempered(one.temperature).logprob(one)))
 
 
-def _single(ranked: Ranked, s: Tensor, recorded: Sequence[Settings], best: Fit, floor: float) -> Iterator[Fit]:
+def _single(ranked: RankedLogits, s: Tensor, recorded: Sequence[Settings], best: Fit, floor: float) -> Iterator[Fit]:
     """One parameter: the best of temperature and the three rules."""
     raw = ranked.tempered(1.0)
     yield min([fit_temperature(ranked, s, floor), *_rules(raw, s, RAW, floor)], key=lambda fit: fit.error)
 
 
-def fit_temperature(ranked: Ranked, s: Tensor, floor: float, settings: Settings = RAW) -> Fit:
+def fit_temperature(ranked: RankedLogits, s: Tensor, floor: float, settings: Settings = RAW) -> Fit:
     """The temperature that leaves least."""
 
     def fit(temperature: float) -> Fit:
@@ -89,10 +90,21 @@ def _along(fit: Callable[[float], Fit], grid: Sequence[float], floor: float) -> 
     return min([fits[i], _golden(fit, low, high)], key=lambda one: one.error)
 
 
-def _golden(fit: Callable[[float], Fit], low: float, high: float) -> Fit:
+class HasError(Protocol):
+    """A fit of any kind."""
+
+    @property
+    def error(self) -> float: ...
+
+
+AnyFit = TypeVar("AnyFit", bound=HasError)
+
+
+def golden_section(fit: Callable[[float], AnyFit], low: float, high: float, steps: int, nearest: float = 0.0) -> AnyFit:
+    """The best fit over one number between two others, at most `steps` times nearer, until they are `nearest` to each other."""
     a, b = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
     at_a, at_b = fit(a), fit(b)
-    for _ in range(STEPS):
+    for _ in range(steps):
         if at_a.error < at_b.error:
             high, b, at_b = b, a, at_a
             a = high - GOLDEN * (high - low)
@@ -101,7 +113,13 @@ def _golden(fit: Callable[[float], Fit], low: float, high: float) -> Fit:
             low, a, at_a = a, b, at_b
             b = low + GOLDEN * (high - low)
             at_b = fit(b)
-    best = min(at_a, at_b, key=lambda one: one.error)
+        if high - low < nearest:
+            break
+    return min(at_a, at_b, key=lambda one: one.error)
+
+
+def _golden(fit: Callable[[float], Fit], low: float, high: float) -> Fit:
+    best = golden_section(fit, low, high, STEPS)
     for digits in (1, 2, 3):  # a round number that fits as well
         near = fit(float(f"{best.settings.temperature:.{digits}g}"))
         if near.error <= best.error * 1.01:
@@ -150,7 +168,7 @@ def _best(tempered: Tempered, gap: Tensor, counts: Tensor, settings: Sequence[Se
     return Fit(settings[i], errors[i].item())
 
 
-def _tempered_rule(ranked: Ranked, s: Tensor, recorded: Sequence[Settings], best: Fit, floor: float) -> Iterator[Fit]:
+def _tempered_rule(ranked: RankedLogits, s: Tensor, recorded: Sequence[Settings], best: Fit, floor: float) -> Iterator[Fit]:
     """A temperature and one rule."""
     fits: list[Fit] = []
     for t in _temperatures(recorded):
@@ -161,7 +179,7 @@ def _tempered_rule(ranked: Ranked, s: Tensor, recorded: Sequence[Settings], best
         yield _refined(ranked, s, min(fits, key=lambda one: one.error), floor)
 
 
-def _two_rules(ranked: Ranked, s: Tensor, recorded: Sequence[Settings], best: Fit, floor: float) -> Iterator[Fit]:
+def _two_rules(ranked: RankedLogits, s: Tensor, recorded: Sequence[Settings], best: Fit, floor: float) -> Iterator[Fit]:
     """top_k and top_p together, with a temperature; only where settings already explain most of the gap."""
     if best.settings == RAW or best.error > 0.5 * size(s - ranked.tempered(1.0).own):
         return
@@ -178,7 +196,7 @@ def _two_rules(ranked: Ranked, s: Tensor, recorded: Sequence[Settings], best: Fi
         yield _refined(ranked, s, min(fits, key=lambda one: one.error), floor)
 
 
-def _refined(ranked: Ranked, s: Tensor, fit: Fit, floor: float) -> Fit:
+def _refined(ranked: RankedLogits, s: Tensor, fit: Fit, floor: float) -> Fit:
     """The fit with a temperature between the points of the grid."""
     if fit.error <= floor:
         return fit
@@ -193,11 +211,11 @@ def _temperatures(recorded: Sequence[Settings]) -> list[float]:
     return sorted({*TEMPERATURES, *(settings.temperature for settings in recorded)})
 
 
-def _some(ranked: Ranked, logprobs: Tensor) -> tuple[Ranked, Tensor]:
+def _some(ranked: RankedLogits, logprobs: Tensor) -> tuple[RankedLogits, Tensor]:
     """As many tokens as a fit reads, evenly taken, in float64 where that is small."""
     n, vocab = ranked.logits.shape
     count = min(n, max(LEAST_TOKENS, FIT_VALUES // vocab))
     rows = torch.arange(count) * n // count
     ranked = ranked[rows]
     dtype = torch.float64 if count * vocab <= FIT_VALUES else torch.float32
-    return Ranked(ranked.logits.to(dtype), ranked.rank), logprobs[rows].to(dtype)
+    return RankedLogits(ranked.logits.to(dtype), ranked.rank), logprobs[rows].to(dtype)

@@ -46,21 +46,21 @@ RAW = Settings()
 
 
 @dc.dataclass(frozen=True)
-class Ranked:
+class RankedLogits:
     """Logits (n, vocab) in descending order, and the rank (n,) of the token of each row."""
 
     logits: Tensor
     rank: Tensor
 
     @classmethod
-    def of(cls, logits: Tensor, tokens: Tensor) -> Ranked:
+    def of(cls, logits: Tensor, tokens: Tensor) -> RankedLogits:
         """Sort logits (n, vocab); tokens (n,). Tokens of equal logits: the one that was sampled comes first."""
         own = logits.gather(1, tokens[:, None])
         rank = (logits > own).sum(1)
         return cls(logits.sort(1, descending=True).values, rank)
 
-    def __getitem__(self, rows: Tensor) -> Ranked:
-        return Ranked(self.logits[rows], self.rank[rows])
+    def __getitem__(self, rows: Tensor) -> RankedLogits:
+        return RankedLogits(self.logits[rows], self.rank[rows])
 
     def tempered(self, temperature: float) -> Tempered:
         """The probs at a temperature."""
@@ -106,10 +106,6 @@ class Tempered:
         """log S (n,) where the `count` most probable tokens and the sampled one are kept."""
         mass = self.cumulative.gather(1, count[:, None] - 1)[:, 0]
         return torch.where(self.rank >= count, mass + self.own.exp(), mass).clamp(max=1.0).log()
-
-    def outside(self, count: Tensor) -> float:
-        """The fraction of sampled tokens that truncation would have left out."""
-        return (self.rank >= count).double().mean().item()
 
     def logprob(self, settings: Settings) -> Tensor:
         """(n,) the log-prob that the sampler reports."""

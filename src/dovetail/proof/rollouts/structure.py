@@ -10,27 +10,22 @@ from __future__ import annotations
 import dataclasses as dc
 import time
 from collections.abc import Callable, Iterator
-from itertools import chain
 from math import exp, log
 from typing import Any
 
-import torch
-from torch import nn
-
-from dovetail.construction import on_meta, set_constants
 from dovetail.core.errors import DovetailError
 from dovetail.core.fold import declared
-from dovetail.core.module import holder, tensor_at
+from dovetail.core.module import tensor_at
 from dovetail.hf.field import value_at
 from dovetail.model import Model, ModelModule
-from dovetail.proof.compare.candidates import Candidate
-from dovetail.proof.compare.field_candidates import field_candidates, rope_stretches, score_scales, show
+from dovetail.proof.compare.candidates import UNRUNNABLE, Candidate, with_tensors
+from dovetail.proof.compare.field_candidates import field_candidates, layer_candidates, show
+from dovetail.proof.rollouts.fit import golden_section
 
 OUTER = frozenset({"layers", "encoder", "init", "width", "vocab", "dropout", "mtp"})
 FITTED, NEAREST = 14, 1e-3  # steps of golden section for a number; the relative distance at which it ends
 MOST_FITTED = 3  # numbers that are fitted
 PROMISING = 0.9  # a value that reduces the gap to this fraction is worth fitting
-GOLDEN = 0.618033988749895
 
 
 @dc.dataclass(frozen=True)
@@ -53,10 +48,7 @@ def variants(model: ModelModule) -> Iterator[Variant]:
     for i, block in enumerate(spec.layers):
         if block in spec.layers[:i]:
             continue
-        module = model.layers[i]
-        mixer = module.modules_named("mixer")
-        scope = module.scope if mixer is None else mixer.scope
-        for one in chain(field_candidates(block), rope_stretches(block), score_scales(block, scope)):
+        for one in layer_candidates(block, model.layers[i]):
             old, new = value_at(block, one.place), value_at(one.part, one.place)
             if one.cause != one.place:
                 yield from _made(spec, f"layers.*.{one.place}", one, old, new)
@@ -73,29 +65,8 @@ def _made(spec: Model, path: str, one: Candidate, old: Any, new: Any) -> Iterato
     yield Variant(one.cause, one.description, changed, path, new)
 
 
-def with_spec(model: ModelModule, spec: Model, dtype: torch.dtype) -> ModelModule | None:
-    """A model of another spec with the weights of `model`; None where it needs weights that do not exist."""
-    try:
-        other = on_meta(spec, dtype)
-        weights = {d.path: d.weight for d in declared(model.part) if d.weight.role != "const"}
-        for d in declared(spec):
-            if d.weight.role == "const":
-                continue
-            if d.path not in weights or tuple((tensor := tensor_at(model, d.path)).shape) != d.weight.shape(d.scope):
-                return None
-            module, leaf = holder(other, d.path)
-            if d.weight.buffer:
-                module.register_buffer(leaf, tensor)
-            else:
-                module.register_parameter(leaf, nn.Parameter(tensor.detach(), requires_grad=False))
-        set_constants(other, spec, dtype, "cpu")
-    except (DovetailError, RuntimeError, ValueError, TypeError, KeyError, IndexError, AssertionError):
-        return None
-    return other
-
-
 @dc.dataclass(frozen=True)
-class Search:
+class VariantFit:
     """The result: the best variant and its model, or None; how many were tried, and whether the time was enough."""
 
     variant: Variant | None
@@ -105,11 +76,11 @@ class Search:
     complete: bool
 
 
-def find_variant(model: ModelModule, error: Error, before: float, floor: float, seconds: float) -> Search:
+def find_variant(model: ModelModule, error: Error, before: float, floor: float, seconds: float) -> VariantFit:
     """Search the variant that leaves least of a gap of size `before`; end at the first one that leaves at most `floor`."""
-    end, best, tried = time.monotonic() + seconds, Search(None, None, before, 0, True), 0
+    end, best, tried = time.monotonic() + seconds, VariantFit(None, None, before, 0, True), 0
     distinct: dict[Model, Variant] = {}
-    numbers: dict[str, Search] = {}  # by field, the best value of a number
+    numbers: dict[str, VariantFit] = {}  # by field, the best value of a number
     for variant in variants(model):
         distinct.setdefault(variant.spec, variant)
     for variant in distinct.values():
@@ -131,17 +102,17 @@ def find_variant(model: ModelModule, error: Error, before: float, floor: float, 
     return dc.replace(best, tried=tried)
 
 
-def _tried(model: ModelModule, variant: Variant, error: Error) -> Search | None:
-    changed = with_spec(model, variant.spec, model.dtype)
-    if changed is None:
-        return None
+def _tried(model: ModelModule, variant: Variant, error: Error) -> VariantFit | None:
+    """The variant with the weights of the model; None where it needs others, or cannot run."""
     try:
-        return Search(variant, changed, error(changed), 0, True)
-    except (DovetailError, RuntimeError, ValueError, TypeError, KeyError, IndexError, ZeroDivisionError, AssertionError):
-        return None  # a variant that cannot run is not the cause
+        tensors = {d.path: tensor_at(model, d.path).detach() for d in declared(model.part) if d.weight.role != "const"}
+        changed = with_tensors(variant.spec, tensors, model.dtype)
+        return None if changed is None else VariantFit(variant, changed, error(changed), 0, True)
+    except UNRUNNABLE:
+        return None
 
 
-def _fitted(model: ModelModule, best: Search, error: Error) -> Search:
+def _fitted(model: ModelModule, best: VariantFit, error: Error) -> VariantFit:
     """The best value of a number, by golden section over its logarithm between the old value and beyond the best one."""
     variant = best.variant
     assert variant is not None
@@ -150,24 +121,11 @@ def _fitted(model: ModelModule, best: Search, error: Error) -> Search:
     reach = max(abs(at - log(old)) if isinstance(old, float) and old > 0 else 1.0, log(2.0))
     low, high = at - reach, at + reach
 
-    def fit(x: float) -> Search:
+    def fit(x: float) -> VariantFit:
         value = exp(x)
         spec = model.part.replace(variant.path, lambda v: value if v == old else v)
         described = f"{variant.path.removeprefix('layers.*.')}: {show(value)} instead of {show(old)}"
         made = Variant(variant.cause, described, spec, variant.path, value)
-        return _tried(model, made, error) or Search(None, None, float("inf"), 0, True)
+        return _tried(model, made, error) or VariantFit(None, None, float("inf"), 0, True)
 
-    a, b = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
-    at_a, at_b = fit(a), fit(b)
-    for _ in range(FITTED):
-        if at_a.error < at_b.error:
-            high, b, at_b = b, a, at_a
-            a = high - GOLDEN * (high - low)
-            at_a = fit(a)
-        else:
-            low, a, at_a = a, b, at_b
-            b = low + GOLDEN * (high - low)
-            at_b = fit(b)
-        if high - low < NEAREST:
-            break
-    return min((best, at_a, at_b), key=lambda one: one.error)
+    return min((best, golden_section(fit, low, high, FITTED, NEAREST)), key=lambda one: one.error)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-from dovetail.proof.laws.case import Broken
-from dovetail.proof.served.answers import Answer, Step
-from dovetail.proof.served.client import Client
+from dovetail.core.errors import DovetailError
+from dovetail.proof.answers import Answer, Step
+from dovetail.proof.laws.law import LawCase, Laws
+from dovetail.proof.served.client import ServerClient
 from dovetail.proof.served.noise import Noise, distance, row_gap
-from dovetail.proof.served.prompts import Prompt, Prompts
+from dovetail.proof.served.prompts import Prompts, ServedPrompt
 from dovetail.proof.served.quirks import FLUSHES, Quirks
 
 TOKENS = 8  # generated per request, unless a law says otherwise
@@ -21,15 +21,22 @@ CALIBRATION = (12, 20, 33, 40, 47, 58, 70, 90)  # lengths of the prompts that me
 PREFIXES = (3, 5, TOKENS - 1)  # generated tokens of an answer that a prompt ends with, where the noise is measured
 MEASURED = (14, 28, 44, 60, 76, 86, 110, 150, 190, 230)  # lengths of prefixes of a sampled text, none at the edge of a block
 START, LONGEST = 9, 258  # tokens of the prompt and of the whole text that a server samples
-MORE = 3  # further gaps that a report names
+NOTHING = (
+    "no prompt could be compared: tokens with log-probs do not spell the text, or the text has other tokens when encoded again"
+)
+SERVED = Laws()
+law = SERVED.law
 
 
-class Served:
+class Served(LawCase):
     """One server; `other` is a second one that should be the same function."""
+
+    errors = (DovetailError, IndexError)  # a server that stops answering; an answer without steps where others had some
+    nothing = ("not applicable", NOTHING)
 
     def __init__(
         self,
-        client: Client,
+        client: ServerClient,
         quirks: Quirks,
         prompts: Prompts,
         *,
@@ -37,37 +44,36 @@ class Served:
         exact: bool = False,
         other: Served | None = None,
     ) -> None:
+        super().__init__()
         self.client, self.quirks, self.prompts, self.other = client, quirks, prompts, other
         self.dtype, self.exact = dtype, exact
         self.noise, self.bound = Noise(), 0.0
-        self.compared = self.flips = 0
-        self.largest = 0.0
-        self.gaps: list[str] = []
+        self.flips, self.largest = 0, 0.0
 
     # -- asking
 
-    def body(self, prompt: Prompt, tokens: int = TOKENS, salt: str | None = None, **more: Any) -> dict[str, Any]:
+    def body(self, prompt: ServedPrompt, tokens: int = TOKENS, salt: str | None = None, **more: Any) -> dict[str, Any]:
         """The fields of a request. Requests with one salt share the prefix cache; without one, it is not used if it can be."""
         quirks = self.quirks
         cold = {"salt": {"cache_salt": salt or new_salt()}, "cache_prompt": {} if salt else {"cache_prompt": False}}
         fields = {"model": quirks.model, "prompt": prompt.data(), "max_tokens": tokens, "temperature": 0}
         return {**fields, **quirks.fields, **cold.get(quirks.cold, {}), **more}
 
-    def ask(self, prompt: Prompt, tokens: int = TOKENS, salt: str | None = None, **more: Any) -> Answer:
+    def ask(self, prompt: ServedPrompt, tokens: int = TOKENS, salt: str | None = None, **more: Any) -> Answer:
         """The first choice of one request, sent alone; greedy unless `more` says otherwise."""
         return self.choices(prompt, tokens, salt, **more)[0]
 
-    def sample(self, prompt: Prompt, tokens: int) -> Answer:
+    def sample(self, prompt: ServedPrompt, tokens: int) -> Answer:
         """One request at temperature 1; the same tokens in every run against a server that takes seeds."""
         seed: dict[str, Any] = {} if "seeds" in self.quirks.lacks else {"seed": self.prompts.seed}
         return self.ask(prompt, tokens, temperature=1, **seed)
 
-    def choices(self, prompt: Prompt, tokens: int = TOKENS, salt: str | None = None, **more: Any) -> list[Answer]:
+    def choices(self, prompt: ServedPrompt, tokens: int = TOKENS, salt: str | None = None, **more: Any) -> list[Answer]:
         """All choices of one request."""
         self._flush(salt)
         return self.client.complete(self.body(prompt, tokens, salt, **more))
 
-    def stream(self, prompt: Prompt, tokens: int = TOKENS, salt: str | None = None, **more: Any) -> Answer:
+    def stream(self, prompt: ServedPrompt, tokens: int = TOKENS, salt: str | None = None, **more: Any) -> Answer:
         """The streamed answer to one request."""
         self._flush(salt)
         return self.client.stream(self.body(prompt, tokens, salt, **more))
@@ -77,7 +83,7 @@ class Served:
         self._flush(None)
         return at_once([lambda body=body: self.client.complete(body)[0] for body in bodies])
 
-    def listed(self, prompts: Sequence[Prompt], tokens: int = TOKENS) -> list[Answer]:
+    def listed(self, prompts: Sequence[ServedPrompt], tokens: int = TOKENS) -> list[Answer]:
         """The answers to several prompts of one request."""
         self._flush(None)
         body = self.body(prompts[0], tokens)
@@ -92,11 +98,11 @@ class Served:
         return [length for length in wanted if length <= self.quirks.longest]
 
     @cached_property
-    def sampled(self) -> tuple[Prompt, Answer]:
+    def sampled(self) -> tuple[ServedPrompt, Answer]:
         """The text of laws that need one."""
         return self.text()
 
-    def text(self) -> tuple[Prompt, Answer]:
+    def text(self) -> tuple[ServedPrompt, Answer]:
         """A short prompt and a long text that the server sampled after it: the log-probs of each position, by decoding."""
         prompt = self.prompts.new(START)
         return prompt, self.sample(prompt, min(self.quirks.longest, LONGEST) - START)
@@ -149,18 +155,18 @@ class Served:
         bound, found = self.bound if bound is None else bound, distance(got, want)
         self.largest = max(self.largest, found.gap)
         if not found.gap <= bound:
-            self.gaps.append(f"{what}: log-probs of token {found.at} differ by {found.gap:.3g}; the bound is {bound:.3g}")
+            self.gap(f"{what}: log-probs of token {found.at} differ by {found.gap:.3g}; the bound is {bound:.3g}")
         elif found.flip is not None:
             if found.flip > 2 * bound:
-                self.gaps.append(f"{what}: token {found.tokens - 1} is another one, {found.flip:.3g} less likely")
+                self.gap(f"{what}: token {found.tokens - 1} is another one, {found.flip:.3g} less likely")
             self.flips += 1
         elif len(got.tokens) != len(want.tokens):
             if "ignore_eos" not in self.quirks.fields and "stop" in (got.finish, want.finish):
                 self.flips += 1  # one of them took the token that ends a text, whose log-prob is not shown
             else:
-                self.gaps.append(f"{what}: {len(got.tokens)} tokens and {len(want.tokens)}")
+                self.gap(f"{what}: {len(got.tokens)} tokens and {len(want.tokens)}")
         elif not got.steps and got.text != want.text:
-            self.gaps.append(f"{what}: the texts differ")
+            self.gap(f"{what}: the texts differ")
 
     def same_row(self, got: Step, want: Step, what: str) -> None:
         """Require that the log-probs of one position differ by rounding at most, whichever token was chosen."""
@@ -168,32 +174,24 @@ class Served:
         gap = row_gap(got, want)
         self.largest = max(self.largest, gap)
         if not gap <= self.bound:
-            self.gaps.append(f"{what}: log-probs differ by {gap:.3g}; the bound is {self.bound:.3g}")
+            self.gap(f"{what}: log-probs differ by {gap:.3g}; the bound is {self.bound:.3g}")
 
     def same_first(self, got: Answer, want: Step, what: str) -> None:
         """The same for the first position of an answer; one that ends at once, with a token that is not shown, has none."""
         if got.steps or got.finish != "stop":
             self.same_row(got.steps[0], want, what)
 
-    def true(self, holds: bool, what: str) -> None:
-        """Require that `holds` is true; otherwise record the message."""
-        self.compared += 1
-        if not holds:
-            self.gaps.append(what)
+    def reset(self) -> None:
+        super().reset()
+        self.flips, self.largest = 0, 0.0
 
-    @contextlib.contextmanager
-    def law(self) -> Iterator[Callable[[], str]]:
-        """Yield a function that returns what was compared; raise Broken at the end where gaps were recorded."""
-        self.gaps, self.flips, self.largest, self.compared = [], 0, 0.0, 0
-        yield self._summary
-        if self.gaps:
-            others = "; ".join(gap.split(":")[0] for gap in self.gaps[1 : 1 + MORE])
-            raise Broken(self.gaps[0] + (f" (and {len(self.gaps) - 1} more: {others})" if others else ""))
-
-    def _summary(self) -> str:
+    def summary(self) -> str:
         flips = f"; {self.flips} flips between near-ties" if self.flips else ""
         bound = f", the largest difference {self.largest:.2g} of {self.bound:.2g}" if self.largest or self.bound else ""
         return f"{self.compared} comparisons{bound}{flips}"
+
+    def raised(self, error: Exception) -> str:
+        return str(error) if isinstance(error, DovetailError) else "an answer has no log-probs"
 
 
 def at_once(runs: Sequence[Callable[[], Answer]]) -> list[Answer]:

@@ -6,54 +6,46 @@ before the first one is sent, without a second list of what each law asks.
 
 from __future__ import annotations
 
+import dataclasses as dc
 import itertools
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from dovetail.core.errors import FileError
-from dovetail.core.limits import ANSWER_SECONDS
-from dovetail.proof.http import exchange, get_json, post_json, post_stream
-from dovetail.proof.served.answers import Answer, Step, choices_of, joined
+from dovetail.proof.answers import Answer, Step, choices_of, joined
+from dovetail.proof.http import Http
 
 PATH = "/completions"
 MAX_REQUESTS = 5000  # to one server, in one run
 Body = Mapping[str, Any]
 
 
-class Client(Protocol):
-    """A server, or a dry run."""
+class ServerClient(ABC):
+    """A server, or a dry run. It counts requests and tokens; `sent` is called after each request."""
 
-    requests: int
-    prompt_tokens: int
-    new_tokens: int
-    sent: Callable[[], None]  # called after each request
+    def __init__(self) -> None:
+        self.requests = self.prompt_tokens = self.new_tokens = 0
+        self.sent: Callable[[], None] = lambda: None
+        self.lock = threading.Lock()
 
+    @abstractmethod
     def complete(self, body: Body) -> list[Answer]:
         """The choices of a completion."""
-        ...
 
+    @abstractmethod
     def stream(self, body: Body) -> Answer:
         """The answer of a stream, read to its end."""
-        ...
 
+    @abstractmethod
     def abort(self, body: Body, events: int) -> None:
         """Begin a stream, and close the connection after this many events."""
-        ...
 
+    @abstractmethod
     def flush(self, path: str) -> bool:
         """Empty the prefix cache by a path at the server's root; False where it has none."""
-        ...
-
-
-class Counter:
-    """Counts requests and tokens; `sent` is called after each request."""
-
-    def __init__(self, sent: Callable[[], None] = lambda: None) -> None:
-        self.requests = self.prompt_tokens = self.new_tokens = 0
-        self.sent = sent
-        self.lock = threading.Lock()
 
     def count(self, body: Body) -> None:
         """Count a request; FileError beyond the limit."""
@@ -78,20 +70,16 @@ def length_of(prompt: Any) -> int:
     return len(prompt) // 4 + 1 if isinstance(prompt, str) else len(prompt)
 
 
-class HttpClient(Counter):
+class HttpClient(ServerClient):
     """A running server."""
 
-    def __init__(self, url: str, *, key: str | None = None, seconds: float = ANSWER_SECONDS) -> None:
+    def __init__(self, url: str, *, key: str | None = None) -> None:
         super().__init__()
-        self.url, self.key, self.seconds = url, key, seconds
-
-    def get(self, path: str) -> dict[str, Any]:
-        """The JSON object at a path."""
-        return get_json(self.url, path, seconds=self.seconds, key=self.key)
+        self.http = Http(url, key)
 
     def complete(self, body: Body) -> list[Answer]:
         try:
-            return choices_of(post_json(self.url, PATH, body, seconds=self.seconds, key=self.key))
+            return choices_of(self.http.post(PATH, body))
         finally:
             self.count(body)
 
@@ -112,18 +100,18 @@ class HttpClient(Counter):
 
     def flush(self, path: str) -> bool:
         """Empty the prefix cache by a path at the server's root; False where it has none."""
-        root = self.url.rstrip("/").removesuffix("/v1")
+        root = dc.replace(self.http, url=self.http.url.rstrip("/").removesuffix("/v1"))
         try:
-            with exchange(root, path, {}, seconds=self.seconds, key=self.key) as (_, response):
+            with root.exchange(path, {}) as (_, response):
                 return response.status == 200
         except FileError:
             return False
 
     def _events(self, body: Body) -> Any:
-        return post_stream(self.url, PATH, {**body, "stream": True}, seconds=self.seconds, key=self.key)
+        return self.http.events(PATH, {**body, "stream": True})
 
 
-class DryRun(Counter):
+class DryRun(ServerClient):
     """A server that only counts: its answers have the right shapes and no meaning."""
 
     TEXT = "the quick brown fox jumps over the lazy dog and runs away from all of it; "

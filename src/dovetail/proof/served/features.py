@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import exp, log
 
-from dovetail.proof.laws.case import NotApplicable
-from dovetail.proof.served.answers import Answer, Step
-from dovetail.proof.served.case import Served, at_once, new_salt
-from dovetail.proof.served.law import law
+from dovetail.proof.answers import Answer, Step
+from dovetail.proof.laws.law import NotApplicable
+from dovetail.proof.served.case import Served, at_once, law, new_salt
+from dovetail.proof.served.prompts import ServedPrompt
 
 SEEDS = 6  # seeded requests that are repeated beside others
 FLIPS = 0.1  # of seeded tokens, at most, may change by rounding: a draw falls between two tokens
@@ -102,14 +102,8 @@ def stops(case: Served) -> str | None:
         if stop is None:
             continue
         want = free.text[: free.text.index(stop)]
-        runs: dict[str, Callable[..., Answer]] = {"whole": case.ask}
-        if "streams" not in case.quirks.lacks:
-            runs["streamed"] = case.stream
-        for how, run in runs.items():
-            got = run(prompt, 16, stop=[stop])
-            parted = not (got.text.startswith(want) or want.startswith(got.text))  # at a near-tie, before the stop string
+        for how, got, parted in _stopped(case, prompt, [stop], want):
             leaks = got.text != want and not parted
-            case.flips += parted
             case.true(not leaks and stop not in got.text, f"{how}, stop {stop!r}: gives {got.text[-20:]!r} for {want[-20:]!r}")
             case.true(parted or got.finish == "stop", f"{how}, stop {stop!r}: finish_reason is {got.finish!r}")
     if not case.compared:
@@ -132,19 +126,25 @@ def held_back(case: Served) -> None:
         before = "" if stop is None else free.text[: free.text.index(stop)]
         if stop is not None and before:
             ends["before another"] = ([before[-STOP:] + NEVER, stop], before, "stop")
-        runs: dict[str, Callable[..., Answer]] = {"whole": case.ask}
-        if "streams" not in case.quirks.lacks:
-            runs["streamed"] = case.stream
         for where, (stops, want, finish) in ends.items():
-            for how, run in runs.items():
-                got = run(prompt, 16, stop=stops)
-                parted = not (got.text.startswith(want) or want.startswith(got.text))  # at a near-tie
-                case.flips += parted
+            for how, got, parted in _stopped(case, prompt, stops, want):
                 what = f"{how}, a stop string that is begun {where} and not completed"
                 case.true(parted or got.text == want, f"{what}: gives {got.text[-20:]!r} for {want[-20:]!r}")
                 case.true(parted or got.finish == finish, f"{what}: finish_reason is {got.finish!r}")
     if not case.compared:
         raise NotApplicable("no answer holds plain text that could begin a stop string")
+
+
+def _stopped(case: Served, prompt: ServedPrompt, stops: list[str], want: str) -> Iterator[tuple[str, Answer, bool]]:
+    """(how, answer, whether its text parts from the wanted one at a near-tie) for the prompt, whole and streamed."""
+    runs: dict[str, Callable[..., Answer]] = {"whole": case.ask}
+    if "streams" not in case.quirks.lacks:
+        runs["streamed"] = case.stream
+    for how, run in runs.items():
+        got = run(prompt, 16, stop=stops)
+        parted = not (got.text.startswith(want) or want.startswith(got.text))
+        case.flips += parted
+        yield how, got, parted
 
 
 def _stop_of(text: str) -> str | None:

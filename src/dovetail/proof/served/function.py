@@ -5,11 +5,10 @@ Rows of log-probs are compared, not texts: a text may part at a near-tie, and th
 
 from __future__ import annotations
 
-from dovetail.proof.laws.case import NotApplicable
-from dovetail.proof.served.answers import Answer
-from dovetail.proof.served.case import START, Served, new_salt
-from dovetail.proof.served.law import law
-from dovetail.proof.served.prompts import Prompt
+from dovetail.proof.answers import Answer
+from dovetail.proof.laws.law import NotApplicable
+from dovetail.proof.served.case import START, Served, law, new_salt
+from dovetail.proof.served.prompts import ServedPrompt
 
 BLOCKS = (16, 32, 64, 128)  # sizes of pages, chunks and checkpoints that engines use
 AROUND = sorted({length for b in BLOCKS for length in (b - 1, b, b + 1, 2 * b + 1)})
@@ -63,7 +62,7 @@ def concurrent(case: Served) -> str | None:
     return None if case.quirks.lists else "the server takes no lists of prompts"
 
 
-def _beside(case: Served, prompts: list[Prompt], alone: list[Answer], beside: list[Answer], how: str) -> None:
+def _beside(case: Served, prompts: list[ServedPrompt], alone: list[Answer], beside: list[Answer], how: str) -> None:
     case.true(len(beside) == len(prompts), f"{len(beside)} answers to {len(prompts)} prompts")
     for i, (got, want) in enumerate(zip(beside, alone, strict=False)):
         case.same(got, want, f"prompt {i}, {how} and alone", case.batch_bound)
@@ -99,7 +98,7 @@ def lengths(case: Served) -> None:
         _around(case, prompt, text)
 
 
-def _around(case: Served, prompt: Prompt, text: Answer) -> None:
+def _around(case: Served, prompt: ServedPrompt, text: Answer) -> None:
     places = [length - START for length in case.lengths(*AROUND) if length - START < len(text.steps)]
     longer = [(place, case.prompts.after(prompt, text, place)) for place in places]
     prompts = [(place, one) for place, one in longer if one is not None]

@@ -17,7 +17,7 @@ import dataclasses as dc
 from collections.abc import Mapping
 from math import inf, isnan
 
-from dovetail.proof.served.answers import Answer, Key, Step
+from dovetail.proof.answers import Answer, Key, Step
 
 ROOM = 4.0
 CEILING = 1.0  # in log-prob: the most that rounding may explain

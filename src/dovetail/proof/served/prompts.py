@@ -10,7 +10,7 @@ import dataclasses as dc
 import random
 from collections.abc import Sequence
 
-from dovetail.proof.served.answers import Answer
+from dovetail.proof.answers import Answer
 from dovetail.text.tokenizer import Tokenizer
 
 TEXT = """the river ran past an old stone mill where two men sat and spoke of rain while children played near the gate with a
@@ -20,7 +20,7 @@ TRIES = 60  # words that are tried to reach a number of tokens
 
 
 @dc.dataclass(frozen=True)
-class Prompt:
+class ServedPrompt:
     """What is sent, and its ids where they are known."""
 
     send: tuple[int, ...] | str
@@ -38,24 +38,19 @@ class Prompts:
         self.pool, self.tokenizer = pool, tokenizer
         self.seed, self.random = seed, random.Random(seed)
 
-    @property
-    def counts(self) -> bool:
-        """Whether prompts of a given number of tokens can be made."""
-        return self.pool is not None or self.tokenizer is not None
-
-    def new(self, length: int, prefix: Prompt | None = None) -> Prompt:
+    def new(self, length: int, prefix: ServedPrompt | None = None) -> ServedPrompt:
         """A prompt of `length` random tokens (of words, where nothing counts tokens), after the tokens of `prefix`."""
         if self.pool is not None:
             begin = () if prefix is None else prefix.ids or ()
             ids = (*begin, *(self.random.choice(self.pool) for _ in range(length - len(begin))))
-            return Prompt(ids, ids)
+            return ServedPrompt(ids, ids)
         text = "" if prefix is None else f"{prefix.send}"
         if self.tokenizer is None:
             words = [self.random.choice(WORDS) for _ in range(max(1, length - len(text.split())))]
-            return Prompt(" ".join([text, *words]).strip(), None)
+            return ServedPrompt(" ".join([text, *words]).strip(), None)
         return self._text(text, length, self.tokenizer)
 
-    def _text(self, text: str, length: int, tokenizer: Tokenizer) -> Prompt:
+    def _text(self, text: str, length: int, tokenizer: Tokenizer) -> ServedPrompt:
         """Append words until the text has `length` tokens, or a few more where no word fits."""
         for _ in range(TRIES * length):
             have = len(tokenizer.prompt(text)) if text else 0
@@ -64,25 +59,25 @@ class Prompts:
             longer = f"{text} {self.random.choice(WORDS)}".strip()
             if len(tokenizer.prompt(longer)) <= length or self.random.random() < 1 / TRIES:
                 text = longer
-        return Prompt(text, tuple(tokenizer.prompt(text)))
+        return ServedPrompt(text, tuple(tokenizer.prompt(text)))
 
-    def repeating(self, length: int, period: int = 5) -> Prompt:
+    def repeating(self, length: int, period: int = 5) -> ServedPrompt:
         """A prompt that repeats a few tokens, which n-gram speculation continues."""
         pattern = self.new(period)
         if pattern.ids is not None and self.pool is not None:
             ids = (pattern.ids * (length // period + 1))[:length]
-            return Prompt(ids, ids)
+            return ServedPrompt(ids, ids)
         text = " ".join([str(pattern.send)] * (length // period))
-        return Prompt(text, None if self.tokenizer is None else tuple(self.tokenizer.prompt(text)))
+        return ServedPrompt(text, None if self.tokenizer is None else tuple(self.tokenizer.prompt(text)))
 
-    def after(self, prompt: Prompt, answer: Answer, tokens: int) -> Prompt | None:
+    def after(self, prompt: ServedPrompt, answer: Answer, tokens: int) -> ServedPrompt | None:
         """The prompt followed by the first generated tokens; None where their text has other tokens, or where the tokens that
         have log-probs are not those of the text: mlx-lm 0.32.2 names alternatives there."""
         if self.pool is not None:
             if prompt.ids is None or answer.ids is None or len(answer.ids) < tokens:
                 return None
             ids = (*prompt.ids, *answer.ids[:tokens])
-            return Prompt(ids, ids)
+            return ServedPrompt(ids, ids)
         if self.tokenizer is None or prompt.ids is None or len(answer.steps) < tokens:
             return None
         pieces = [step.token if isinstance(step.token, str) else self.tokenizer.decode([step.token]) for step in answer.steps]
@@ -92,4 +87,4 @@ class Prompts:
         text = str(prompt.send) + generated
         ids = tuple(self.tokenizer.prompt(text))
         exact = len(ids) == len(prompt.ids) + tokens and ids[: len(prompt.ids)] == prompt.ids and "�" not in text
-        return Prompt(text, ids) if exact else None
+        return ServedPrompt(text, ids) if exact else None

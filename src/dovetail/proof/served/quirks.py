@@ -14,11 +14,11 @@ from typing import Any
 
 from dovetail.core.errors import FileError
 from dovetail.core.suggest import names_or_nearest
+from dovetail.proof.answers import Answer, UnreadableAnswer
 from dovetail.proof.http import BadStatus
-from dovetail.proof.laws.case import NotApplicable
-from dovetail.proof.served.answers import Answer, Unreadable
+from dovetail.proof.laws.law import NotApplicable
 from dovetail.proof.served.client import HttpClient, timed
-from dovetail.proof.served.prompts import Prompt, Prompts
+from dovetail.proof.served.prompts import Prompts, ServedPrompt
 from dovetail.text.tokenizer import Tokenizer
 
 SAMPLING = {"top_p": 1, "presence_penalty": 0, "frequency_penalty": 0}
@@ -73,7 +73,7 @@ class Probe:
     def __init__(self, client: HttpClient, tokenizer: Tokenizer | None, seed: int) -> None:
         self.client, self.tokenizer, self.seed = client, tokenizer, seed
         self.quirks = Quirks()
-        self.first = Prompt(FIRST_IDS, FIRST_IDS)
+        self.first = ServedPrompt(FIRST_IDS, FIRST_IDS)
 
     def run(self, model: str | None) -> tuple[Quirks, Prompts]:
         """Ask all questions."""
@@ -90,21 +90,21 @@ class Probe:
         quirks.token_seconds = max(0.0, timed(lambda: self.ask(many, 17))[1] - quirks.seconds) / 16
         return quirks, prompts
 
-    def ask(self, prompt: Prompt, tokens: int, **more: Any) -> list[Answer]:
+    def ask(self, prompt: ServedPrompt, tokens: int, **more: Any) -> list[Answer]:
         """The choices of one request."""
         body = {"model": self.quirks.model, "prompt": prompt.data(), "max_tokens": tokens, "temperature": 0}
         return self.client.complete({**body, **self.quirks.fields, **more})
 
-    def answers(self, prompt: Prompt, tokens: int, **more: Any) -> list[Answer] | None:
+    def answers(self, prompt: ServedPrompt, tokens: int, **more: Any) -> list[Answer] | None:
         """The same; None where the server refuses."""
         try:
             return self.ask(prompt, tokens, **more)
-        except (BadStatus, Unreadable):
+        except (BadStatus, UnreadableAnswer):
             return None
 
     def _model(self, wanted: str | None) -> str:
         try:
-            listed = self.client.get("/models").get("data")
+            listed = self.client.http.get("/models").get("data")
         except FileError as error:  # mlx-lm without a cache of Hugging Face answers nothing
             if wanted is not None:
                 return wanted
@@ -114,9 +114,9 @@ class Probe:
         entries: Sequence[Any] = listed if isinstance(listed, list) else ()
         names = [str(entry["id"])[:300] for entry in entries[:1000] if isinstance(entry, dict) and "id" in entry]
         if wanted is None and not names:
-            raise FileError(f"{self.client.url}: lists no model; name one with --model")
+            raise FileError(f"{self.client.http.url}: lists no model; name one with --model")
         if wanted is not None and names and wanted not in names:
-            raise FileError(f"{self.client.url}: has no model {wanted!r}; {names_or_nearest(wanted, names, 'models')}")
+            raise FileError(f"{self.client.http.url}: has no model {wanted!r}; {names_or_nearest(wanted, names, 'models')}")
         return wanted or names[0]
 
     def _fields(self) -> None:
@@ -156,7 +156,7 @@ class Probe:
             if self.answers(prompts.new(length), 1) is not None:
                 self.quirks.longest = length
                 return
-        raise FileError(f"{self.client.url}: refuses prompts of {LENGTHS[-1]} tokens")
+        raise FileError(f"{self.client.http.url}: refuses prompts of {LENGTHS[-1]} tokens")
 
     def _cold(self, prompts: Prompts) -> None:
         """Find a field that sends a prompt past the prefix cache; believed where no cached tokens are reported."""
@@ -195,7 +195,7 @@ class Probe:
             self.client.stream(
                 {"model": quirks.model, "prompt": short.data(), "max_tokens": 2, "temperature": 0, **quirks.fields}
             )
-        except (BadStatus, Unreadable) as error:
+        except (BadStatus, UnreadableAnswer) as error:
             quirks.lacks["streams"] = f"the server does not stream ({error})"
         if self.answers(short, 2, stop=[UNLIKELY]) is None:
             quirks.lacks["stops"] = "the server refuses stop strings"
@@ -207,5 +207,5 @@ class Probe:
         body = {"model": self.quirks.model, "max_tokens": 1, "temperature": 0, **self.quirks.fields}
         try:
             return len(self.client.complete({**body, "prompt": [prompts.new(9).data(), prompts.new(14).data()]})) == 2
-        except (BadStatus, Unreadable):
+        except (BadStatus, UnreadableAnswer):
             return False

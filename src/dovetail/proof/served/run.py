@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import dataclasses as dc
-import time
 from collections.abc import Sequence
 from typing import Any
 
-from dovetail.core.errors import DovetailError
 from dovetail.core.limits import ANSWER_SECONDS
-from dovetail.proof.laws.case import Broken, NotApplicable, chosen
-from dovetail.proof.laws.outcome import Outcome
 from dovetail.proof.served import features, function
-from dovetail.proof.served.case import LONGEST, Served
+from dovetail.proof.served.case import LONGEST, SERVED, Served
 from dovetail.proof.served.client import DryRun, HttpClient
-from dovetail.proof.served.law import SERVED
 from dovetail.proof.served.quirks import Probe, Quirks
 from dovetail.text.tokenizer import Tokenizer
 
-__all__ = ["SERVED", "Plan", "Served", "calibrated", "features", "function", "law_names", "opened", "planned", "try_law"]
+__all__ = ["SERVED", "Plan", "Served", "calibrated", "features", "function", "opened", "planned"]
 
 PATIENCE, MOST_SECONDS = 10.0, 1200.0
-NOTHING = (
-    "no prompt could be compared: tokens with log-probs do not spell the text, or the text has other tokens when encoded again"
-)
 
 
 @dc.dataclass(frozen=True)
@@ -47,11 +39,6 @@ class Plan:
         return {**dc.asdict(self), "seconds": round(self.seconds, 1)}
 
 
-def law_names(only: Sequence[str] = ()) -> list[str]:
-    """The names of these laws on servers, or of all, by number; FileError for an unknown name."""
-    return chosen(SERVED, only)
-
-
 def opened(
     url: str,
     *,
@@ -69,7 +56,7 @@ def opened(
         other = opened(against, model=model, key=key, tokenizer=tokenizer, dtype=dtype, seed=seed + 1)
     client = HttpClient(url, key=key)
     quirks, prompts = Probe(client, tokenizer, seed).run(model)
-    client.seconds = limit_of(quirks)
+    client.http.seconds = limit_of(quirks)
     return Served(client, quirks, prompts, dtype=dtype, exact=exact, other=other)
 
 
@@ -94,7 +81,7 @@ def planned(case: Served, names: Sequence[str]) -> Plan:
     copy = dry(case)
     calibrated(copy)
     for name in names:
-        try_law(copy, name)
+        SERVED.test(name, copy)
     seconds = client.requests * case.quirks.seconds + client.new_tokens * case.quirks.token_seconds
     return Plan(client.requests, client.prompt_tokens, client.new_tokens, seconds)
 
@@ -105,21 +92,3 @@ def calibrated(case: Served) -> Served:
         if served is not None:
             served.calibrate()
     return case
-
-
-def try_law(case: Served, name: str) -> Outcome:
-    """Test one law on one server. A server that stops answering fails the law."""
-    begin = time.perf_counter()
-    try:
-        with case.law() as summary:
-            note = SERVED[name].check(case)
-        state, detail = "passed", "; ".join(part for part in (summary(), note) if part)
-        if not case.compared:
-            state, detail = "not applicable", NOTHING
-    except NotApplicable as reason:
-        state, detail = "not applicable", str(reason)
-    except Broken as broken:
-        state, detail = "failed", str(broken)
-    except (DovetailError, IndexError) as error:  # IndexError: an answer without steps where others had some
-        state, detail = "failed", str(error) if isinstance(error, DovetailError) else "an answer has no log-probs"
-    return Outcome(name, state, detail, round(time.perf_counter() - begin, 2))

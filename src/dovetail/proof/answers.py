@@ -35,6 +35,7 @@ class Step:
     token: Key
     logprob: float | None
     top: Mapping[Key, float]
+    text: str = ""  # the token's string, where the server gives one
 
     def row(self) -> Mapping[Key, float]:
         """The log-probs of the position: the likeliest tokens, and the chosen one."""
@@ -57,7 +58,7 @@ class Answer:
         return self.ids if self.ids is not None else tuple(step.token for step in self.steps)
 
 
-class Unreadable(FileError):
+class UnreadableAnswer(FileError):
     """An answer without the fields that were asked for."""
 
 
@@ -66,12 +67,12 @@ def choices_of(data: Mapping[str, Any]) -> list[Answer]:
     choices = data.get("choices")
     if not isinstance(choices, list) or not 0 < len(choices) <= MAX_CHOICES:
         problem = printable(str(data.get("error", ""))) or "no choices"
-        raise Unreadable(f"the answer cannot be read: {problem}")
+        raise UnreadableAnswer(f"the answer cannot be read: {problem}")
     try:
         by_index = sorted(choices, key=lambda choice: int(choice.get("index") or 0))
         return [_answer(choice, cached_of(data)) for choice in by_index]
     except (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
-        raise Unreadable(f"the answer cannot be read ({printable(repr(error))})") from error
+        raise UnreadableAnswer(f"the answer cannot be read ({printable(repr(error))})") from error
 
 
 def joined(events: Iterable[Mapping[str, Any]]) -> Answer:
@@ -80,7 +81,7 @@ def joined(events: Iterable[Mapping[str, Any]]) -> Answer:
     with_ids, finish = False, None
     for event in events:
         if "error" in event:
-            raise Unreadable(f"the stream ends with an error: {printable(str(event['error']))}")
+            raise UnreadableAnswer(f"the stream ends with an error: {printable(str(event['error']))}")
         if not event.get("choices"):
             continue  # usage, or a comment
         (part,) = choices_of(event)
@@ -89,7 +90,7 @@ def joined(events: Iterable[Mapping[str, Any]]) -> Answer:
             with_ids, ids = True, [*ids, *part.ids]
         finish = part.finish or finish
         if len(text) > MAX_TEXT or len(steps) > MAX_STEPS:
-            raise Unreadable(f"the stream is longer than {MAX_STEPS:,} tokens")
+            raise UnreadableAnswer(f"the stream is longer than {MAX_STEPS:,} tokens")
     return Answer(tuple(steps), text, tuple(ids) if with_ids else None, finish)
 
 
@@ -123,12 +124,13 @@ def _steps(logprobs: Mapping[str, Any]) -> tuple[Step, ...]:
     tops = _list(logprobs.get("top_logprobs"), MAX_STEPS) or [None] * len(tokens)
     if not len(tokens) == len(chosen) == len(tops):
         raise ValueError(f"{len(tokens)} tokens, {len(chosen)} log-probs and {len(tops)} rows")
-    return tuple(Step(_key(t), _number(p), _row((top or {}).items())) for t, p, top in zip(tokens, chosen, tops, strict=True))
+    rows = (_row((top or {}).items()) for top in tops)
+    return tuple(Step(_key(t), _number(p), row, str(t)) for t, p, row in zip(tokens, chosen, rows, strict=True))
 
 
 def _content(entry: Mapping[str, Any]) -> Step:
     top = [(_entry_key(other), other["logprob"]) for other in _list(entry.get("top_logprobs"), MAX_TOP)]
-    return Step(_entry_key(entry), _number(entry.get("logprob")), _row(top))
+    return Step(_entry_key(entry), _number(entry.get("logprob")), _row(top), str(entry.get("token", "")))
 
 
 def _entry_key(entry: Mapping[str, Any]) -> Key:
