@@ -17,7 +17,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.errors import FileError, InputError, SpecError, UsageError
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import IGNORED
-from dovetail.data.tags import read_tagged_words
+from dovetail.data.rows import read_tagged_words
 from dovetail.disk.model_files import CLASSES_FILE, CONFIG_FILE
 from dovetail.files.model_dir import save
 from dovetail.files.spec import from_yaml

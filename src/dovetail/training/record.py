@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from dovetail.core.errors import DovetailError, FileError
 from dovetail.data.bits import bits_per_byte
+from dovetail.disk.atomic import try_locked
 from dovetail.disk.model_files import LOSSES_FILE, RUN_FILE
-from dovetail.disk.replace import try_lock
 from dovetail.disk.shape import check_shape
 from dovetail.files.spec import from_mapping
 from dovetail.model import Model
@@ -93,12 +93,9 @@ def _metrics(path: Path) -> Iterator[StepMetrics]:
 
 def _state(place: Path, settings: dict[str, Any], history: tuple[StepMetrics, ...]) -> State:
     """running: a process has the lock; complete: the last step is recorded; else interrupted."""
-    handle = os.open(place / RUN_FILE, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if not try_lock(handle):
+    with try_locked(place / RUN_FILE) as free:
+        if not free:
             return "running"
-    finally:
-        os.close(handle)
     steps = settings.get("steps") if "minutes" not in settings else _measured_steps(place)
     return "complete" if steps is not None and history and history[-1].step >= steps else "interrupted"
 

@@ -21,8 +21,8 @@ from dovetail.core.errors import FileError, SpecError
 from dovetail.core.layout import TokenLayout
 from dovetail.core.scope import Scope
 from dovetail.data.corpus import Batch
-from dovetail.data.order import Permutation
 from dovetail.data.rows import held_out_rows, read_labeled_images, read_labeled_texts, read_pairs
+from dovetail.data.stream import Permutation
 from dovetail.model import Model
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.source import ROWS_NAMED, HeldOut, Note, Rows, Shape, Source, Table, TokenizerKind, tokenizer_for

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from dovetail.core.errors import FileError
-from dovetail.disk.atomic import write_atomically
+from dovetail.disk.atomic import try_lock, write_atomically
 from dovetail.disk.model_files import (
     CARRIED,
     INITIAL_FILE,
@@ -36,7 +36,7 @@ from dovetail.disk.model_files import (
     SAMPLES_FILE,
     foreign,
 )
-from dovetail.disk.replace import replacing, try_lock
+from dovetail.disk.replace import replacing
 from dovetail.disk.shape import check_shape
 from dovetail.disk.yaml import dump_yaml
 from dovetail.files.model_dir import must_be_free

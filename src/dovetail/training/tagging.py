@@ -27,8 +27,7 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import IGNORED, LossSum
 from dovetail.core.scope import Scope
 from dovetail.data.corpus import Batch
-from dovetail.data.rows import held_out_rows
-from dovetail.data.tags import TaggedWords, read_tagged_words
+from dovetail.data.rows import TaggedWords, held_out_rows, read_tagged_words
 from dovetail.disk.model_files import CLASSES_FILE
 from dovetail.model import Model, ModelModule
 from dovetail.text.tokenizer import Tokenizer
