@@ -29,11 +29,9 @@ from dovetail.disk.untrusted import PICKLES, Directory
 from dovetail.files.model_dir import must_be_free
 from dovetail.files.spec import SPEC_FILE, Changes, to_yaml
 from dovetail.parallel.layout import Axes
-from dovetail.training.initial import write_initial
 from dovetail.training.interrupt import Interrupt
-from dovetail.training.logs import LogKind, logs_of
 from dovetail.training.loop import train as train_loop
-from dovetail.training.metrics import StepMetrics
+from dovetail.training.metrics import LogKind, StepMetrics, logs_of
 from dovetail.training.objective import Setup, TuningData
 from dovetail.training.plan import (
     CHECKPOINT_MINUTES,
@@ -47,6 +45,7 @@ from dovetail.training.plan import (
     ScheduleKind,
 )
 from dovetail.training.ranks import ranks_of_run
+from dovetail.training.record import write_initial
 from dovetail.training.run import Run, open_run
 from dovetail.training.samples import Samples, check_samples, sample_text
 from dovetail.training.settings import check_recorded, read_run, run_data

@@ -37,7 +37,7 @@ from dovetail.cli.flags import (
 )
 from dovetail.cli.output import print_json, print_note
 from dovetail.cli.printing import options, print_view
-from dovetail.training.logs import LogKind
+from dovetail.training.metrics import LogKind
 from dovetail.training.plan import (
     CHECKPOINT_MINUTES,
     KEEP,
