@@ -39,7 +39,7 @@ from dovetail.transformer import Transformer
 from dovetail.views.bar import bar as blocks
 from dovetail.views.diff import diff_view
 from dovetail.weights.surgery import parse_picks, picked
-from dovetail.weights.surgery.graft import graft as graft_model
+from dovetail.weights.surgery.transfer import graft as graft_model
 
 BAR = 32  # characters of the longest bar
 LEVELS = "▁▂▃▄▅▆▇█"

@@ -22,7 +22,7 @@ from dovetail.training.source import Shape, from_text
 from dovetail.training.task import objective_kind
 from dovetail.views.console import unwrapped
 from dovetail.views.curve import draw_coordinates
-from dovetail.weights.surgery.widen import widened
+from dovetail.weights.surgery.resize import widened
 
 SEEDS = 3
 

@@ -57,10 +57,9 @@ from dovetail.training.trainable import train_only, weights_named
 from dovetail.transformer import Transformer
 from dovetail.views.curve import draw_losses
 from dovetail.weights.adapters.attach import Applied, attach, match, read_adapter
-from dovetail.weights.adapters.fingerprint import Fingerprint, fingerprint
 from dovetail.weights.adapters.kind import AdapterKind
-from dovetail.weights.adapters.storage import Base
-from dovetail.weights.surgery.widen import with_tied_scale
+from dovetail.weights.adapters.storage import Base, Fingerprint, fingerprint
+from dovetail.weights.surgery.resize import with_tied_scale
 
 MINUTES = 5.0  # of a run without an end
 ADAPTER_RATE = 10  # times the learning rate of full fine-tuning (Schulman et al. 2025)
