@@ -31,11 +31,10 @@ import numpy as np
 from dovetail.core.errors import FileError
 from dovetail.data import blocks
 from dovetail.data.blocks import BLOCK
-from dovetail.data.corpora import ShardedTokens, open_tokens
+from dovetail.data.corpora import ShardedTokens, Tokens, open_tokens
 from dovetail.data.manifest import Manifest, Split, TokenizerInfo
 from dovetail.data.shards import ShardInfo, ShardWriter, dtype_for, index_bytes
 from dovetail.data.stream import Stream
-from dovetail.data.tokens import Tokens
 
 WORLDS, WORKERS = (1, 2, 4), (0, 1, 3)
 VOCAB = 2**31 - 1

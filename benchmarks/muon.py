@@ -33,7 +33,7 @@ from dovetail.training.loop import train
 from dovetail.training.metrics import StepMetrics
 from dovetail.training.objective import next_token
 from dovetail.training.plan import Plan
-from dovetail.weights.surgery.widen import widened
+from dovetail.weights.surgery.resize import widened
 
 STEPS_APART = math.log(2)  # of the grid of learning rates
 

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from checks.programs.frame import Kind, Session, Step, wrong
+from dovetail.data.corpora import Tokens
 from dovetail.data.corpus import Batch
 from dovetail.data.loader import Loader
 from dovetail.data.stream import Stream
-from dovetail.data.tokens import Tokens
 
 TOKENS, DOCUMENT = 401, 7
 

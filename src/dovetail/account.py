@@ -170,7 +170,7 @@ class Account:
             after, empty, one = (sum(self._bytes(state, scope, n) for state in part.state(scope)) for n in (self.length, 0, 1))
             own = (float(matmul), attention, after, one - empty)
             totals[path], ahead[path] = [0.0] * len(own), scope.drafts
-            for above in _and_above(path):
+            for above in and_above(path):
                 if above in totals:  # FLOPs of multi-token prediction are no part of the model's
                     added = own if ahead[above] == scope.drafts else (0.0, 0.0, *own[2:])
                     totals[above] = [total + value for total, value in zip(totals[above], added, strict=True)]
@@ -291,7 +291,7 @@ def format_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _and_above(path: str) -> Iterator[str]:
+def and_above(path: str) -> Iterator[str]:
     """Yield the path and every path above it, up to the root."""
     yield path
     while path:

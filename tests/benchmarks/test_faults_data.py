@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.data import blocks, loader
-from dovetail.data.order import Permutation
+from dovetail.data.stream import Permutation
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

@@ -22,7 +22,7 @@ from ray.cluster_utils import Cluster
 from dovetail.api.build_data import build_data
 from dovetail.core.errors import FileError
 from dovetail.data import plan
-from dovetail.data.cluster import RayCluster
+from dovetail.data.executors import RayCluster
 
 plan.UNIT_BYTES = (4000, 10**9)
 rows, out = sys.argv[1:]

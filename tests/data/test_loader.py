@@ -15,12 +15,10 @@ from dovetail.core.errors import FileError, InputError, UsageError
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import IGNORED
 from dovetail.data.bits import bits_per_byte
-from dovetail.data.corpora import open_tokens
+from dovetail.data.corpora import Tokens, open_tokens
 from dovetail.data.corpus import Batch
-from dovetail.data.loader import Loader, evaluation
-from dovetail.data.packing import LengthWarmup, to_batch
+from dovetail.data.loader import LengthWarmup, Loader, evaluation, to_batch
 from dovetail.data.stream import Stream, Window
-from dovetail.data.tokens import Tokens
 
 Write = Callable[..., Path]
 

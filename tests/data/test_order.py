@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dovetail.core.errors import UsageError
-from dovetail.data.order import GOLDEN, MODULUS, Choice, Permutation, floor_sum
+from dovetail.data.stream import GOLDEN, MODULUS, Choice, Permutation, floor_sum
 
 
 @pytest.mark.parametrize("size", [*range(1, 70), 255, 256, 257, 1000, 4097, 100_003])

@@ -16,7 +16,7 @@ from dovetail.files.spec import from_yaml, to_yaml
 from dovetail.model import Model
 from dovetail.proof.laws.case import Case, NotApplicable
 from dovetail.proof.laws.suite import LAWS
-from dovetail.training.bleu import bleu, counts
+from dovetail.training.pairs import bleu, counts
 from dovetail.views.map import attention_of
 
 ENCODER = """

@@ -17,7 +17,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.errors import FileError, InputError, SpecError, UsageError
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import IGNORED
-from dovetail.data.tags import read_tagged_words
+from dovetail.data.rows import read_tagged_words
 from dovetail.disk.model_files import CLASSES_FILE, CONFIG_FILE
 from dovetail.files.model_dir import save
 from dovetail.files.spec import from_yaml
@@ -25,10 +25,9 @@ from dovetail.hf.write import export_directory, import_directory
 from dovetail.text.learn import KINDS, learn
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.text.words import encode_words
-from dovetail.training.entities import are_bio, count_entities, entities, scores
 from dovetail.training.loop import measure
 from dovetail.training.source import Shape
-from dovetail.training.tagging import TokenClassification, from_tags
+from dovetail.training.tagging import TokenClassification, are_bio, count_entities, entities, from_tags, scores
 
 TAGS = ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"]
 BERT = "bert-tiny"

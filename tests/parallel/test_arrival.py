@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.parallel.heartbeat import Member, Status, stacks
-from dovetail.parallel.missing_rank import missing, problem, stacks_of
+from dovetail.parallel.heartbeat import Member, Status, missing, problem, stacks, stacks_of
 
 MEMBERS = [Member(f"node-{i}", "", 100 + i) for i in range(12)]
 

@@ -14,7 +14,7 @@ from dovetail.files.spec import from_yaml
 from dovetail.parallel.layout import Layout
 from dovetail.parallel.pair import Pair
 from dovetail.planning.cost import Collective, Group
-from dovetail.planning.depth import period_of, trace
+from dovetail.planning.stages import period_of, trace
 from dovetail.planning.trace import Setting, fake_ranks, trace_step, traced_rank
 from dovetail.planning.watch import gloo_staging
 

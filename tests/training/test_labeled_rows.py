@@ -17,8 +17,8 @@ from dovetail.construction import build
 from dovetail.core.errors import FileError, SpecError, UsageError
 from dovetail.data.rows import held_out_rows, read_labeled_images, read_labeled_texts, read_pairs
 from dovetail.files.spec import from_yaml
-from dovetail.training.contrastive import Contrastive
 from dovetail.training.loop import measure
+from dovetail.training.pairs import Contrastive
 from dovetail.training.plan import Plan
 from dovetail.training.rows import from_labels, from_pairs
 from dovetail.training.source import Shape

@@ -13,7 +13,7 @@ import pytest
 
 import dovetail as dt
 from dovetail.core.errors import UsageError
-from dovetail.training import logs
+from dovetail.training import metrics
 
 SPEC = "{width: 28, vocab: 270, layers: [{repeat: 2, mixer: {heads: 2, kv_heads: 1}, ffn: {hidden: 44}}]}"
 SMALL: dict[str, Any] = {"batch": 4, "length": 16, "sample": 0, "quiet": True, "steps": 4, "evals": 2}
@@ -82,7 +82,7 @@ def records(log: bytes) -> Iterator[Any]:
 def test_what_cannot_be_logged_is_refused(tale: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="log: 'mlflow' is none of tensorboard, wandb"):
         dt.train(SPEC, tale, out=tmp_path / "run", log="mlflow", **SMALL)  # type: ignore[arg-type]
-    monkeypatch.setattr(logs, "find_module", lambda name: None)
+    monkeypatch.setattr(metrics, "find_module", lambda name: None)
     with pytest.raises(UsageError, match=r'log wandb: needs the package wandb: pip install "dovetail-lm\[wandb\]"'):
         dt.train(SPEC, tale, out=tmp_path / "run", log="wandb", **SMALL)
     assert not (tmp_path / "run").exists()

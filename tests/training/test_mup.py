@@ -13,7 +13,7 @@ from dovetail.core.errors import SpecError
 from dovetail.core.fold import declared
 from dovetail.training.coordinates import FLAT, slope
 from dovetail.training.optim import Optimizer
-from dovetail.weights.surgery.widen import widened
+from dovetail.weights.surgery.resize import widened
 
 SPEC = """
 dovetail: 1

@@ -9,8 +9,7 @@ from dovetail.construction import build
 from dovetail.core.fold import declared
 from dovetail.core.packed import matrices
 from dovetail.files.spec import from_yaml
-from dovetail.training.muon import A, B, C, Muon, orthogonal
-from dovetail.training.optim import Optimizer, by_muon
+from dovetail.training.optim import A, B, C, Muon, Optimizer, by_muon, orthogonal
 
 SPEC = """
 width: 24

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from dovetail.parallel.collective_time import waiting
+from dovetail.parallel.collective import waiting
 from dovetail.training.stragglers import WINDOW, Stragglers
 
 HOSTS = ["node-0", "node-1", "node-2", "node-3"]

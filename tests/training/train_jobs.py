@@ -14,12 +14,12 @@ from dovetail.parallel.layout import Axes, Layout
 from dovetail.training.checkpoint import Checkpoints
 from dovetail.training.loop import measure
 from dovetail.training.objective import next_token
+from dovetail.training.pairs import Translation
 from dovetail.training.plan import Plan
 from dovetail.training.ranks import Ranks
 from dovetail.training.source import Shape
 from dovetail.training.step import Trainer
 from dovetail.training.tagging import TokenClassification, from_tags
-from dovetail.training.translation import Translation
 
 SPEC = """
 width: 28

@@ -18,7 +18,7 @@ from dovetail.core.module import tensor_at
 from dovetail.files.spec import changed, from_yaml
 from dovetail.model import Model, ModelModule
 from dovetail.weights.surgery import diff, parse_picks, picked
-from dovetail.weights.surgery.graft import graft
+from dovetail.weights.surgery.transfer import graft
 
 SMALL = """
 width: 28

@@ -20,9 +20,8 @@ from dovetail.hf.peft import write_peft
 from dovetail.transformer import Transformer
 from dovetail.weights.adapters import attach as attaching
 from dovetail.weights.adapters.attach import Applied
-from dovetail.weights.adapters.fingerprint import fingerprint
 from dovetail.weights.adapters.kind import AdapterKind
-from dovetail.weights.adapters.storage import Base, Stored, write_adapter
+from dovetail.weights.adapters.storage import Base, Stored, fingerprint, write_adapter
 from dovetail.weights.adapters.tensors import adapter_tensors
 
 

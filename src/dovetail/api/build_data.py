@@ -20,8 +20,7 @@ from dovetail.api.show_data import DataSummary
 from dovetail.core.errors import FileError, UsageError
 from dovetail.core.limits import JSON_BYTES, TOKENIZER_BYTES
 from dovetail.core.option import Option
-from dovetail.data.cluster import RayCluster
-from dovetail.data.executors import Executor, ProcessPool, available_workers
+from dovetail.data.executors import Executor, ProcessPool, RayCluster, available_workers
 from dovetail.data.formats import Options
 from dovetail.data.plan import Settings, expand, make_plan
 from dovetail.disk.model_files import TOKENIZER_FILE

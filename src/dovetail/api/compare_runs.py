@@ -15,9 +15,8 @@ from typing import Any
 
 from dovetail.account import account, format_value
 from dovetail.core.fold import parameters
-from dovetail.training.initial import shared
 from dovetail.training.plan import Plan
-from dovetail.training.record import RunRecord
+from dovetail.training.record import RunRecord, shared
 from dovetail.training.settings import FREE, RECORDED, differing
 from dovetail.views.diff import field_groups
 from dovetail.weights.surgery import diff

@@ -150,7 +150,7 @@ def graft(
     from dovetail.hf.write import family_for
     from dovetail.text.tokenizer import Tokenizer
     from dovetail.transformer import Transformer
-    from dovetail.weights.surgery.graft import graft as graft_model
+    from dovetail.weights.surgery.transfer import graft as graft_model
 
     numbers = {"heal": heal, "batch": batch, "length": length, "learning_rate": learning_rate}
     _check_options(numbers, text, heal, hf, family)

@@ -107,7 +107,7 @@ def mup_check(
     from dovetail.training.coordinates import FACTORS, coordinate_check
     from dovetail.training.source import Shape, from_text
     from dovetail.training.task import objective_kind
-    from dovetail.weights.surgery.widen import widened
+    from dovetail.weights.surgery.resize import widened
 
     check_positive({"steps": steps, "learning_rate": learning_rate, "batch": batch, "length": length})
     name, changed, _ = read_spec(spec).after(set, swap)

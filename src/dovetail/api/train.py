@@ -41,8 +41,7 @@ from dovetail.disk.model_files import PLOT_FILE, RUN_FILE, SAMPLES_FILE, TOKENIZ
 from dovetail.disk.untrusted import PICKLES, Directory
 from dovetail.parallel.layout import Axes
 from dovetail.training.interrupt import Interrupt
-from dovetail.training.logs import LogKind, logs_of
-from dovetail.training.metrics import StepMetrics
+from dovetail.training.metrics import LogKind, StepMetrics, logs_of
 from dovetail.training.plan import (
     CHECKPOINT_MINUTES,
     KEEP,
@@ -273,10 +272,10 @@ def train(
     from dovetail.decoding.generation import Sampling
     from dovetail.files.model_dir import must_be_free
     from dovetail.files.spec import SPEC_FILE, to_yaml
-    from dovetail.training.initial import write_initial
     from dovetail.training.loop import train as train_loop
     from dovetail.training.objective import Setup, TuningData
     from dovetail.training.ranks import ranks_of_run
+    from dovetail.training.record import write_initial
     from dovetail.training.run import Run, open_run
     from dovetail.training.samples import Samples, check_samples, sample_text
     from dovetail.training.source import Shape
@@ -285,9 +284,8 @@ def train(
     from dovetail.training.task import generation_files, objective_kind, read_source, reads_of, spec_for
     from dovetail.training.trainable import train_only, weights_named
     from dovetail.weights.adapters.attach import attach, match, read_adapter
-    from dovetail.weights.adapters.fingerprint import Fingerprint, fingerprint
-    from dovetail.weights.adapters.storage import Base
-    from dovetail.weights.surgery.widen import with_tied_scale
+    from dovetail.weights.adapters.storage import Base, Fingerprint, fingerprint
+    from dovetail.weights.surgery.resize import with_tied_scale
 
     check_positive({"timeout": timeout})
     axes: Axes = {"shards": shards, "sequence": sequence, "tensor": tensor, "pipeline": pipeline, "ring": ring}

@@ -31,9 +31,8 @@ from dovetail.data.executors import Executor
 from dovetail.data.manifest import HELD_OUT, MANIFEST_FILE, PLAN_FILE, TRAIN, Manifest, Split, TokenizerInfo
 from dovetail.data.plan import BuildPlan, size_and_time
 from dovetail.data.shards import ShardInfo, ShardWriter, dtype_for
-from dovetail.disk.atomic import write_atomically
+from dovetail.disk.atomic import sync, try_lock, write_atomically
 from dovetail.disk.model_files import TOKENIZER_FILE
-from dovetail.disk.replace import sync, try_lock
 from dovetail.disk.untrusted import problem
 from dovetail.text.tokenizer import Tokenizer
 

@@ -12,7 +12,6 @@ Strings are plain text, which the model continues; messages are rendered by the 
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from dovetail.core.errors import FileError
 from dovetail.core.limits import CHAT_MESSAGES, TEXT_BYTES
-from dovetail.data.rows import objects_of, text_of
+from dovetail.data.rows import kind_of, objects_of, sha256_of, text_of
 from dovetail.disk.untrusted import read_regular
 from dovetail.text.chat import Message
 from dovetail.text.conversation import ANSWERS, Chat, Completion, Example
@@ -60,7 +59,7 @@ def read_judged(path: Path) -> tuple[list[Row], str]:
 
     def judged(where: str, fields: Fields) -> Row:
         if not isinstance(fields.get("label"), bool):
-            raise FileError(f'{where}: its "label" is {_kind(fields.get("label"))}; give true or false')
+            raise FileError(f'{where}: its "label" is {kind_of(fields.get("label"))}; give true or false')
         return Row(where, (_answer(where, fields),), fields)
 
     return _read(path, judged)
@@ -72,7 +71,9 @@ def read_prompts(path: Path) -> tuple[list[Prompt], str]:
     def prompt(where: str, fields: Fields) -> Prompt:
         value = fields.get("prompt")
         return Prompt(
-            where, Chat(_messages(where, fields, "prompt")) if isinstance(value, list) else _text(where, fields), fields
+            where,
+            Chat(_messages(where, fields, "prompt")) if isinstance(value, list) else text_of(where, fields, "prompt"),
+            fields,
         )
 
     return _read(path, prompt)
@@ -80,8 +81,7 @@ def read_prompts(path: Path) -> tuple[list[Prompt], str]:
 
 def _read(path: Path, row: Callable[[str, Fields], T]) -> tuple[list[T], str]:
     content = read_regular(path, TEXT_BYTES, "a file of rows")
-    rows = [row(f"{path}:{number}", fields) for number, fields in objects_of(path, content)]
-    return rows, hashlib.sha256(content.encode()).hexdigest()
+    return [row(where, fields) for where, fields in objects_of(path, content)], sha256_of(content)
 
 
 def _answer(where: str, fields: Fields) -> Example:
@@ -107,10 +107,10 @@ def _pair(where: str, fields: Fields) -> tuple[Example, ...]:
 def _behind(where: str, fields: Fields, name: str) -> Example:
     """A prompt, and the answer of a field behind it: both plain text or both messages."""
     if not isinstance(fields.get("prompt"), list):
-        return Completion(_text(where, fields), _text(where, fields, name))
+        return Completion(text_of(where, fields, "prompt"), text_of(where, fields, name))
     prompt = _messages(where, fields, "prompt")
     if isinstance(fields.get(name), str):
-        return Chat((*prompt, {"role": ANSWERS, "content": _text(where, fields, name)}), len(prompt))
+        return Chat((*prompt, {"role": ANSWERS, "content": text_of(where, fields, name)}), len(prompt))
     return Chat((*prompt, *_messages(where, fields, name)), len(prompt))
 
 
@@ -118,24 +118,15 @@ def _messages(where: str, fields: Fields, name: str) -> tuple[Message, ...]:
     """The messages of a field, each with a role and a content."""
     found: Sequence[Any] = fields[name] if isinstance(fields.get(name), list) else ()
     if not found:
-        raise FileError(f'{where}: its "{name}" is {_kind(fields.get(name))}; give a list of messages')
+        raise FileError(f'{where}: its "{name}" is {kind_of(fields.get(name))}; give a list of messages')
     if len(found) > CHAT_MESSAGES:
         raise FileError(f'{where}: its "{name}" has {len(found):,} messages; the limit is {CHAT_MESSAGES:,}')
     for number, one in enumerate(found, 1):
         for key in ("role", "content"):
             if not isinstance(one, dict) or not isinstance(one.get(key), str):
-                what = _kind(one if not isinstance(one, dict) else one.get(key))
+                what = kind_of(one if not isinstance(one, dict) else one.get(key))
                 raise FileError(f'{where}: message {number} of "{name}": its "{key}" is {what}; give a string')
     return tuple(found)
-
-
-def _text(where: str, fields: Fields, name: str = "prompt") -> str:
-    path, _, number = where.rpartition(":")
-    return text_of(Path(path), int(number), fields, name)
-
-
-def _kind(value: Any) -> str:
-    return "missing" if value is None else "empty" if value in ("", []) else type(value).__name__
 
 
 def read_rows(path: Path) -> tuple[list[Row], str]:

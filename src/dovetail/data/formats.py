@@ -11,20 +11,20 @@ line.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses as dc
 import importlib
 import itertools
 import json
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
-from dovetail.core.errors import FileError, UsageError, install_command
+from dovetail.core.errors import DovetailError, FileError, UsageError, install_command
 from dovetail.core.limits import TEXT_BYTES
 from dovetail.core.suggest import names_or_nearest
-from dovetail.disk.untrusted import open_regular, problem
+from dovetail.disk.untrusted import open_named
 
 BOM = b"\xef\xbb\xbf"
 COUNTED = 1 << 20  # bytes read at once to count lines
@@ -76,7 +76,7 @@ class Line(NamedTuple):
 
 def _lines(path: Path, start: int) -> Iterator[Line]:
     """Yield the lines that begin at or behind `start`."""
-    with _opened(path) as file:
+    with open_named(path) as file:
         if start:
             file.seek(start - 1)
             while part := file.readline(COUNTED):  # the rest of a line that began before; `start` itself may begin one
@@ -92,17 +92,9 @@ def _lines(path: Path, start: int) -> Iterator[Line]:
             at = file.tell()
 
 
-def _opened(path: Path) -> BinaryIO:
-    try:
-        real = path.resolve(strict=True)
-    except (OSError, RuntimeError) as error:
-        raise FileError(f"{path}: cannot be read ({problem(error)})") from error
-    return os.fdopen(open_regular(real, path), "rb")
-
-
 def _fail(path: Path, at: int, what: str, cause: Exception | None = None, further: int = 0) -> NoReturn:
     """Raise FileError for the line that begins at a byte, or some lines further; its number is counted now."""
-    with _opened(path) as file:
+    with open_named(path) as file:
         number, left = 1 + further, at
         while left and (data := file.read(min(left, COUNTED))):
             number += data.count(b"\n")
@@ -168,7 +160,7 @@ class Text(Format):
             yield _decoded(path, first, b"\n".join(lines))
 
     def _whole(self, path: Path) -> str:
-        with _opened(path) as file:
+        with open_named(path) as file:
             data = file.read(TEXT_BYTES + 1)
         if len(data) > TEXT_BYTES:
             remedy = "cut it into documents with --lines or --separator"
@@ -265,29 +257,21 @@ class Parquet(Format):
             raise FileError(f"{path}: has no column {field!r}; its columns are {shown}: choose one with --field")
 
 
-class _parquet:  # a context manager, used as a function
-    """`with _parquet(path) as file`; an error of pyarrow is a FileError with the path."""
-
-    def __init__(self, path: Path, dictionaries: Sequence[str] = ()) -> None:
-        self.path, self.dictionaries = path, list(dictionaries)  # columns of which equal values are decoded once
-
-    def __enter__(self) -> Any:
+@contextlib.contextmanager
+def _parquet(path: Path, dictionaries: Sequence[str] = ()) -> Iterator[Any]:
+    """Open a Parquet file; an error of pyarrow is a FileError with the path. `dictionaries` are columns of which equal values
+    are decoded once."""
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise FileError(f"{path}: Parquet is read with pyarrow: {install_command('data')}") from None
+    with open_named(path) as opened:
         try:
-            parquet = importlib.import_module("pyarrow.parquet")
-        except ImportError:
-            raise FileError(f"{self.path}: Parquet is read with pyarrow: {install_command('data')}") from None
-        self.opened = _opened(self.path)
-        try:
-            self.file = parquet.ParquetFile(self.opened, read_dictionary=self.dictionaries)
+            yield parquet.ParquetFile(opened, read_dictionary=list(dictionaries))
+        except DovetailError:
+            raise
         except Exception as error:  # pyarrow's errors, ValueError and OSError
-            self.opened.close()
-            raise FileError(f"{self.path}: cannot be read as Parquet ({str(error)[:200]})") from error
-        return self.file
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self.opened.close()
-        if isinstance(error, (ValueError, OSError)):
-            raise FileError(f"{self.path}: cannot be read as Parquet ({str(error)[:200]})") from error
+            raise FileError(f"{path}: cannot be read as Parquet ({str(error)[:200]})") from error
 
 
 FORMATS: dict[str, Format] = {format.name: format for format in (Text(), JsonLines(), Parquet())}

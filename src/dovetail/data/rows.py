@@ -1,7 +1,9 @@
-"""Files of rows: labeled texts, labeled images, and pairs of texts. All of them are untrusted, and read into memory.
+"""Files of rows: labeled texts, labeled images, tagged words, and pairs of texts. All of them are untrusted, and read into
+memory.
 
     labels.jsonl    {"text": "…", "label": "sports"}         one object per line; a label is a string or a whole number
     labels.npz      images (N, H, W) or (N, C, H, W), labels (N,) whole numbers; arrays of numpy.savez, never pickled objects
+    tags.jsonl      {"tokens": ["Ada", "slept"], "tags": ["B-PER", "O"]}    one tag per word, any string
     pairs.jsonl     {"a": "…", "b": "…"} or {"source": "…", "target": "…"}
     pairs.tsv       source, tab, target
 
@@ -25,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.core.errors import FileError
-from dovetail.core.limits import ARRAY_BYTES, ROW_CLASSES, TEXT_BYTES
-from dovetail.disk.untrusted import open_regular, problem, read_regular
+from dovetail.core.limits import ARRAY_BYTES, PROMPT_CHARACTERS, ROW_CLASSES, TEXT_BYTES
+from dovetail.disk.untrusted import open_named, read_regular
 
 
 class LabeledTexts(NamedTuple):
@@ -46,6 +48,18 @@ class LabeledImages(NamedTuple):
     sha256: str
 
 
+class TaggedWords(NamedTuple):
+    """The words of each row, and the tag of each word."""
+
+    words: list[list[str]]
+    tags: list[list[str]]
+    sha256: str
+
+    def names(self) -> list[str]:
+        """The tags, sorted."""
+        return sorted({tag for row in self.tags for tag in row})
+
+
 class TextPairs(NamedTuple):
     """The first and the second text of each pair."""
 
@@ -58,11 +72,11 @@ def read_labeled_texts(path: Path) -> LabeledTexts:
     """Read JSON Lines of texts and labels."""
     content = read_regular(path, TEXT_BYTES, "a file of rows")
     texts, labels = list[str](), list[str | int]()
-    for number, row in objects_of(path, content):
-        texts.append(text_of(path, number, row, "text"))
+    for where, row in objects_of(path, content):
+        texts.append(text_of(where, row, "text"))
         label = row.get("label")
         if not isinstance(label, (str, int)) or isinstance(label, bool):
-            raise FileError(f'{path}:{number}: its "label" is {type(label).__name__}, not a string or a whole number')
+            raise FileError(f'{where}: its "label" is {type(label).__name__}, not a string or a whole number')
         labels.append(label)
     numbers = [label for label in labels if isinstance(label, int)]
     if len(numbers) == len(labels):
@@ -75,6 +89,23 @@ def read_labeled_texts(path: Path) -> LabeledTexts:
     return LabeledTexts(texts, np.array([index[str(label)] for label in labels], np.int64), names, sha256_of(content))
 
 
+def read_tagged_words(path: Path) -> TaggedWords:
+    """Read JSON Lines of words and their tags."""
+    content = read_regular(path, TEXT_BYTES, "a file of rows")
+    words, tags = list[list[str]](), list[list[str]]()
+    for where, row in objects_of(path, content):
+        words.append(_strings(where, row, "tokens"))
+        tags.append(_strings(where, row, "tags"))
+        if len(words[-1]) != len(tags[-1]):
+            raise FileError(f"{where}: has {len(words[-1])} tokens and {len(tags[-1])} tags; give one tag per token")
+        if (characters := sum(map(len, words[-1]))) > PROMPT_CHARACTERS:
+            raise FileError(f"{where}: has {characters:,} characters; the limit is {PROMPT_CHARACTERS:,}; cut the row")
+    data = TaggedWords(words, tags, sha256_of(content))
+    if (count := len(data.names())) > ROW_CLASSES:
+        raise FileError(f"{path}: has {count:,} tags; the limit is {ROW_CLASSES:,}")
+    return data
+
+
 def read_pairs(path: Path) -> TextPairs:
     """Read pairs of texts: JSON Lines, or a .tsv of two columns."""
     content = read_regular(path, TEXT_BYTES, "a file of rows")
@@ -83,9 +114,9 @@ def read_pairs(path: Path) -> TextPairs:
 
 
 def _named_pairs(path: Path, content: str) -> Iterator[tuple[str, str]]:
-    for number, row in objects_of(path, content):
+    for where, row in objects_of(path, content):
         first, second = ("source", "target") if "source" in row or "target" in row else ("a", "b")
-        yield text_of(path, number, row, first), text_of(path, number, row, second)
+        yield text_of(where, row, first), text_of(where, row, second)
 
 
 def _columns(path: Path, content: str) -> Iterator[tuple[str, str]]:
@@ -101,11 +132,7 @@ def _columns(path: Path, content: str) -> Iterator[tuple[str, str]]:
 
 def read_labeled_images(path: Path) -> LabeledImages:
     """Read images and labels of an .npz file."""
-    try:
-        real = path.resolve(strict=True)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise FileError(f"{path}: cannot be read ({problem(error)})") from error
-    with os.fdopen(open_regular(real, path), "rb") as file:
+    with open_named(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > ARRAY_BYTES:
             raise FileError(f"{path}: has {size:,} bytes; the limit is {ARRAY_BYTES:,}")
@@ -136,39 +163,52 @@ def held_out_rows(count: int, fraction: float) -> tuple[NDArray[np.int64], NDArr
     return np.sort(order[held_out:]), np.sort(order[:held_out])
 
 
-def objects_of(path: Path, content: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the number of each line that is not blank, and its JSON object."""
+def objects_of(path: Path, content: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the place of each line that is not blank (`rows.jsonl:3`), and its JSON object."""
     found = False
     for number, line in enumerate(content.split("\n"), 1):
         if not line.strip():
             continue
+        where = f"{path}:{number}"
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise FileError(f"{path}:{number}: is not JSON ({str(error)[:120]})") from error
+            raise FileError(f"{where}: is not JSON ({str(error)[:120]})") from error
         if not isinstance(row, dict):
-            raise FileError(f"{path}:{number}: is not a JSON object")
+            raise FileError(f"{where}: is not a JSON object")
         found = True
-        yield number, row
+        yield where, row
     if not found:
         raise FileError(f"{path}: is empty")
 
 
-def text_of(path: Path, number: int, row: dict[str, Any], field: str) -> str:
+def text_of(where: str, row: dict[str, Any], field: str) -> str:
     """Return the text of a field of a row; raise FileError where it is none, or empty."""
     value = row.get(field)
     if not isinstance(value, str) or not value:
         fields = ", ".join(map(repr, list(row)[:12]))[:300]
-        raise FileError(f'{path}:{number}: its "{field}" is {_shown(value)}, not a text; its fields are {fields}')
+        raise FileError(f'{where}: its "{field}" is {kind_of(value)}, not a text; its fields are {fields}')
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise FileError(f'{path}:{number}: its "{field}" holds a lone surrogate, which is no character') from error
+        raise FileError(f'{where}: its "{field}" holds a lone surrogate, which is no character') from error
     return value
 
 
-def _shown(value: Any) -> str:
-    return "empty" if value == "" else "missing" if value is None else type(value).__name__
+def kind_of(value: Any) -> str:
+    """Return in a word what a field holds that should hold something else."""
+    return "missing" if value is None else "empty" if value in ("", []) else type(value).__name__
+
+
+def _strings(where: str, row: dict[str, Any], field: str) -> list[str]:
+    """Return the strings of a field of a row; raise FileError for anything else, and for an empty one."""
+    values = row.get(field)
+    if not isinstance(values, list) or not values:
+        raise FileError(f'{where}: its "{field}" is {kind_of(values)}; give a list of strings: "{field}": ["…", "…"]')
+    named = {f"{field}[{i}]": value.strip() if isinstance(value, str) else value for i, value in enumerate(values)}
+    for name in named:
+        text_of(where, named, name)
+    return values
 
 
 def _check_classes(path: Path, labels: NDArray[np.int64]) -> NDArray[np.int64]:

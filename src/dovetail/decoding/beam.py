@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dovetail.core.errors import SpecError
 from dovetail.core.finite import check_result
-from dovetail.decoding.generation import check_generates, encode_source, token_limit
+from dovetail.decoding.generation import check_generates, encode_source, pool_for, token_limit
 from dovetail.decoding.steps import Decoder
 from dovetail.model import ModelModule
 from dovetail.state.pool import Pool
@@ -64,16 +64,7 @@ def beam_search(
     inputs = torch.as_tensor(prompt, dtype=torch.long, device=device)
     max_tokens = token_limit(spec, len(inputs), max_tokens)
     capacity = len(inputs) + len(start) + max_tokens
-    pool = Pool(
-        spec,
-        beams,
-        capacity,
-        layout="paged",
-        dtype=model.dtype,
-        device=device,
-        source=len(inputs),
-        sharded=None if model.ranks is None else model.ranks.cuts,
-    )
+    pool = pool_for(model, beams, capacity, len(inputs), layout="paged")
     if spec.encoder is not None:
         encode_source(model, pool, inputs)
         inputs = torch.tensor(list(start), dtype=torch.long, device=device)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -98,17 +98,8 @@ def generate_tokens(
     if not len(inputs):
         raise SpecError("prompt", "is empty", "give at least one token")
     max_tokens = token_limit(spec, len(inputs), max_tokens)
-    pool = Pool(
-        spec,
-        1,
-        len(inputs) + len(start) + max_tokens,
-        dtype=model.dtype,
-        device=device,
-        source=len(inputs),
-        sharded=None if model.ranks is None else model.ranks.cuts,
-        coords=0 if positions is None else _coordinates(positions, len(inputs), spec),
-        cache=cache,
-    )
+    coords = 0 if positions is None else _coordinates(positions, len(inputs), spec)
+    pool = pool_for(model, 1, len(inputs) + len(start) + max_tokens, len(inputs), coords=coords, cache=cache)
     if spec.encoder is not None:
         encode_source(model, pool, inputs)
         inputs = torch.tensor(list(start), dtype=torch.long, device=device)
@@ -286,6 +277,12 @@ def _coordinates(positions: Tensor, prompt: int, spec: Model) -> int:
     if positions.dim() != 2 or len(positions) != prompt:
         raise SpecError("positions", f"have the shape {tuple(positions.shape)}", f"give ({prompt}, coordinates)")
     return positions.shape[1]
+
+
+def pool_for(model: ModelModule, rows: int, capacity: int, source: int, **options: Any) -> Pool:
+    """Return a pool of a model's dtype, device and shards; `source` is the number of tokens of an encoder's source."""
+    cuts = None if model.ranks is None else model.ranks.cuts
+    return Pool(model.part, rows, capacity, dtype=model.dtype, device=model.device, source=source, sharded=cuts, **options)
 
 
 def encode_source(model: ModelModule, pool: Pool, source: Tensor, row: int = 0) -> None:

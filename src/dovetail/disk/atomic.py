@@ -36,7 +36,7 @@ def writing(path: str | Path) -> Iterator[BinaryIO]:
     try:
         target = _regular(Path(path))
         delete_leftovers(target)
-        fresh = target.with_name(f"{_prefix(target)}{os.getpid()}-{secrets.token_hex(4)}.tmp")
+        fresh = temporary_path(target)
         handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     except (OSError, ValueError, RuntimeError) as error:
         raise FileError(f"{path}: cannot be written ({problem(error)})") from error
@@ -82,20 +82,57 @@ def _regular(path: Path) -> Path:
     return target
 
 
+# -- temporary names and locks ------------------------------------------------------------------------------------------
+
+
+def temporary_path(target: Path) -> Path:
+    """Return a new path beside the target for its next content; `temporary_paths` finds it."""
+    return target.with_name(f"{_prefix(target)}{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
+def temporary_paths(target: Path) -> Iterator[Path]:
+    """Yield what writers of this target have beside it, those that were killed included."""
+    pattern = re.compile(re.escape(_prefix(target)) + r"\d+-[0-9a-f]{8}\.(tmp|old)")
+    for name in os.listdir(target.parent) if target.parent.is_dir() else ():
+        if pattern.fullmatch(name):
+            yield target.with_name(name)
+
+
 def _prefix(target: Path) -> str:
     return f".{os.fsdecode(os.fsencode(target.name)[:NAME_BYTES])}."
 
 
 def delete_leftovers(target: Path) -> None:
     """Delete the temporary files of killed writers of this target: those that no living process has locked."""
-    pattern = re.compile(re.escape(_prefix(target)) + r"\d+-[0-9a-f]{8}\.tmp")
-    for name in os.listdir(target.parent):
-        if not pattern.fullmatch(name):
-            continue
-        with contextlib.suppress(OSError):  # another writer may delete it at the same time
-            handle = os.open(target.with_name(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(target.with_name(name))
-            finally:
-                os.close(handle)
+    for path in temporary_paths(target):
+        with contextlib.suppress(OSError), try_locked(path) as locked:  # another writer may delete it at the same time
+            if locked:
+                os.unlink(path)
+
+
+def try_lock(handle: int) -> bool:
+    """Take the lock of an open file or directory; False where another process has it."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def try_locked(path: Path) -> Iterator[bool]:
+    """Try to hold the lock of a file or directory; yield whether no other process has it."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        yield try_lock(handle)
+    finally:
+        os.close(handle)
+
+
+def sync(path: Path) -> None:
+    """Write a file, or the names in a directory, to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

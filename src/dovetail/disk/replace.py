@@ -18,18 +18,16 @@ import ctypes
 import errno
 import fcntl
 import os
-import re
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dovetail.core.errors import FileError
+from dovetail.disk.atomic import sync, temporary_path, temporary_paths, try_lock, try_locked
 
 LEFTOVER_AGE = 3600.0  # seconds after which an unlocked temporary directory is deleted even if a process has its writer's id
 LOCK_TIMEOUT = 60.0  # seconds to wait for another writer's swap, which takes milliseconds
-NAME_BYTES = 150  # of the target's name in a temporary name: file systems allow 255 in all
 NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)  # the kernel or the file system cannot do it
 
 
@@ -41,7 +39,7 @@ def replacing(directory: str | Path, check: Callable[[Path], None]) -> Iterator[
     an error nothing has changed.
     """
     target = _resolved(directory)
-    if _exists(target):
+    if os.path.lexists(target):
         check(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +61,7 @@ def replacing(directory: str | Path, check: Callable[[Path], None]) -> Iterator[
 def set_aside(directory: str | Path) -> Path | None:
     """Return the directory that a replacement by two renames had set aside when it was killed between them, if there is one."""
     target = _resolved(directory)
-    if _exists(target):
+    if os.path.lexists(target):
         return None
     return next((path for path in _temporaries(target) if path.suffix == ".old"), None)
 
@@ -73,7 +71,7 @@ def set_aside(directory: str | Path) -> Path | None:
 
 def _swap(fresh: Path, target: Path, check: Callable[[Path], None]) -> None:
     with _locked(target.parent):
-        if not _exists(target):
+        if not os.path.lexists(target):
             os.rename(fresh, target)
         else:
             check(target)
@@ -126,19 +124,10 @@ def _locked(directory: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def try_lock(handle: int) -> bool:
-    """Take the lock of an open file or directory; False where another process has it."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _make_temporary(target: Path) -> tuple[Path, int]:
     """A new directory beside the target, and a handle that holds its lock while this process lives."""
     while True:
-        fresh = target.with_name(f"{_prefix(target)}{os.getpid()}-{secrets.token_hex(4)}.tmp")
+        fresh = temporary_path(target)
         with contextlib.suppress(FileExistsError):
             os.mkdir(fresh)
             lock = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -146,32 +135,20 @@ def _make_temporary(target: Path) -> tuple[Path, int]:
             return fresh, lock
 
 
-def _prefix(target: Path) -> str:
-    return f".{os.fsdecode(os.fsencode(target.name)[:NAME_BYTES])}."
-
-
 def _temporaries(target: Path) -> Iterator[Path]:
     """The temporary directories of writers of this target."""
-    pattern = re.compile(re.escape(_prefix(target)) + r"\d+-[0-9a-f]{8}\.(tmp|old)")
-    for name in os.listdir(target.parent) if target.parent.is_dir() else ():
-        path = target.with_name(name)
-        if pattern.fullmatch(name) and path.is_dir() and not path.is_symlink():
-            yield path
+    return (path for path in temporary_paths(target) if path.is_dir() and not path.is_symlink())
 
 
 def _delete_leftovers(target: Path) -> None:
     """Delete what killed writers of this target left behind. A directory that was set aside stays while the target is
     missing."""
     for path in _temporaries(target):
-        if path.suffix == ".old" and not _exists(target):
+        if path.suffix == ".old" and not os.path.lexists(target):
             continue
-        with contextlib.suppress(OSError):  # another writer may delete it at the same time
-            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                if try_lock(handle) and (_writer_is_dead(path) or time.time() - path.lstat().st_mtime > LEFTOVER_AGE):
-                    shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(handle)
+        with contextlib.suppress(OSError), try_locked(path) as locked:  # another writer may delete it at the same time
+            if locked and (_writer_is_dead(path) or time.time() - path.lstat().st_mtime > LEFTOVER_AGE):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _writer_is_dead(path: Path) -> bool:
@@ -195,21 +172,8 @@ def _resolved(directory: str | Path) -> Path:
         raise FileError(f"{directory}: cannot be resolved ({error})") from error
 
 
-def _exists(path: Path) -> bool:
-    return os.path.lexists(path)
-
-
 def _sync_tree(directory: Path) -> None:
     for path in directory.iterdir():
         if not path.is_symlink() and (path.is_file() or path.is_dir()):  # opening a pipe would wait for its other end
             sync(path)
     sync(directory)
-
-
-def sync(path: Path) -> None:
-    """Write a file, or the names in a directory, to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

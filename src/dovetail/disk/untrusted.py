@@ -17,6 +17,7 @@ import os
 import shlex
 import stat
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -124,15 +125,19 @@ def open_regular(path: Path, shown: Path) -> int:
     return handle
 
 
-def read_regular(path: Path, largest: int, what: str) -> str:
-    """Return the text of a regular UTF-8 file of at most `largest` bytes that a user named; `what` names it in errors."""
+def open_named(path: Path) -> BufferedReader:
+    """Open a regular file that a user named; a link is followed."""
     try:
         real = path.resolve(strict=True)
     except (OSError, ValueError, RuntimeError) as error:  # no file, NUL in its name, links in a circle
         raise FileError(f"{path}: cannot be read ({problem(error)})") from error
-    handle = open_regular(real, path)
-    with os.fdopen(handle, "rb") as file:
-        size = os.fstat(handle).st_size
+    return os.fdopen(open_regular(real, path), "rb")
+
+
+def read_regular(path: Path, largest: int, what: str) -> str:
+    """Return the text of a regular UTF-8 file of at most `largest` bytes that a user named; `what` names it in errors."""
+    with open_named(path) as file:
+        size = os.fstat(file.fileno()).st_size
         data = b"" if size > largest else file.read(largest + 1)
     if max(size, len(data)) > largest:
         raise FileError(f"{path}: has {max(size, len(data)):,} bytes; the limit for {what} is {largest:,}")

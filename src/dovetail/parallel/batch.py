@@ -13,6 +13,7 @@ come
 from __future__ import annotations
 
 import dataclasses as dc
+from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -23,8 +24,20 @@ from dovetail.core.ctx import Ctx
 from dovetail.parallel.collective import joined, total
 
 
+class RunRanks(ABC):
+    """Ranks that are set in the ctx of every run of a model (`run_with`, parallel/shard.py)."""
+
+    @abstractmethod
+    def given_to(self, ctx: Ctx) -> Ctx:
+        """Return the ctx with these ranks."""
+
+    def run(self) -> AbstractContextManager[None]:
+        """Return the context in which the model runs; by default it needs no preparation."""
+        return nullcontext()
+
+
 @dc.dataclass(frozen=True)
-class TokenRanks:
+class TokenRanks(RunRanks):
     """The ranks among which the tokens of a batch are split; None where they are not."""
 
     data: dist.ProcessGroup | None = None
@@ -61,10 +74,6 @@ class TokenRanks:
             rows = layout.order.shape[0] if layout.row is None else layout.rows
             layout = layout.numbered(dist.get_rank(self.data) * rows)
         return dc.replace(ctx, layout=layout, batch_ranks=TokenRanks(self.data, sequence))
-
-    def run(self) -> AbstractContextManager[None]:
-        """Return a context that does nothing: a run of the model with split tokens needs no preparation."""
-        return nullcontext()
 
     def _groups(self) -> list[dist.ProcessGroup]:
         return [group for group in (self.data, self.sequence) if group is not None]

@@ -10,19 +10,84 @@
 
 Gradients are copied to contiguous memory first: an in-place reduction over permuted strides silently gives wrong numbers.
 Shoeybi et al. 2019 (enter and leave, there f and g).
+
+The seconds inside collectives are timed, where a fast rank waits for a slow one:
+
+    own work of a step = its seconds − the seconds inside collectives
+
+Timed are the collectives of tensor parallelism and FSDP's all-gathers and reduce-scatters, where they return when they are
+done, as gloo's do. Those of compiled blocks are not, nor NCCL's, which run on a stream of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
-from dovetail.parallel.collective_time import waiting
+# -- the time inside collectives --------------------------------------------------------------------------------------
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Waiting:
+    """A stopwatch that runs inside collectives."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def timed(self, collective: Callable[P, T]) -> Callable[P, T]:
+        """Return the collective as one that is timed."""
+
+        @functools.wraps(collective)
+        def run(*args: P.args, **kwargs: P.kwargs) -> T:
+            if torch.compiler.is_compiling():  # a clock would break the graph
+                return collective(*args, **kwargs)
+            begin = time.perf_counter()
+            try:
+                return collective(*args, **kwargs)
+            finally:
+                self.seconds += time.perf_counter() - begin
+
+        return run
+
+
+waiting = Waiting()
+
+
+class TimedAllGather(DefaultAllGather):
+    """FSDP's all-gather, timed."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return waiting.timed(super().__call__)(*args, **kwargs)
+
+
+class TimedReduceScatter(DefaultReduceScatter):
+    """FSDP's reduce-scatter, timed."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return waiting.timed(super().__call__)(*args, **kwargs)
+
+
+def time_collectives(model: nn.Module) -> None:
+    """Time the collectives of every FSDP unit of a model."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_custom_all_gather(TimedAllGather())
+            module.set_custom_reduce_scatter(TimedReduceScatter())
+
+
+# -- collectives ------------------------------------------------------------------------------------------------------
 
 
 @waiting.timed
@@ -44,17 +109,17 @@ def joined(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
 
 def enter(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return x; its gradient is all-reduced."""
-    return _Enter.apply(x, group)  # type: ignore[no-any-return]
+    return _AllReduce.apply(x, group, False, True)  # type: ignore[no-any-return]
 
 
 def leave(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return the sum of x over the ranks; the gradient is replicated already and passes unchanged."""
-    return _Leave.apply(x, group)  # type: ignore[no-any-return]
+    return _AllReduce.apply(x, group, True, False)  # type: ignore[no-any-return]
 
 
 def total(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return the sum of x over the ranks; its gradient is all-reduced too."""
-    return _Total.apply(x, group)  # type: ignore[no-any-return]
+    return _AllReduce.apply(x, group, True, True)  # type: ignore[no-any-return]
 
 
 @waiting.timed
@@ -67,12 +132,12 @@ def largest(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def join(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """Return the shards of every rank, all of one shape, concatenated along dim; the gradient is replicated already."""
-    return _Join.apply(x, dim % x.dim(), group)  # type: ignore[no-any-return]
+    return _Join.apply(x, dim % x.dim(), group, False)  # type: ignore[no-any-return]
 
 
 def gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """Return x of every rank, all of one shape, concatenated along dim."""
-    return _Gather.apply(x, dim % x.dim(), group)  # type: ignore[no-any-return]
+    return _Join.apply(x, dim % x.dim(), group, True)  # type: ignore[no-any-return]
 
 
 def receive(x: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -86,58 +151,33 @@ def hand_on(y: Tensor, carry: Sequence[Tensor], group: dist.ProcessGroup) -> Ten
     return _HandOn.apply(y, group, *carry)  # type: ignore[no-any-return]
 
 
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
+class _AllReduce(torch.autograd.Function):
+    """x, summed over the ranks in the forward pass or not, and its gradient, summed in the backward pass or not."""
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
-        return summed(g, ctx.group), None
-
-
-class _Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        return summed(x, group)
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, forward: bool, backward: bool) -> Tensor:
+        ctx.group, ctx.sums = group, backward
+        return summed(x, group) if forward else x.view_as(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
-        return g, None
-
-
-class _Total(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return summed(x, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
-        return summed(g, ctx.group), None
+        return summed(g, ctx.group) if ctx.sums else g, None, None, None
 
 
 class _Join(torch.autograd.Function):
+    """x of all ranks, concatenated; the gradient is summed over the ranks before each takes its piece, or not."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-        ctx.dim, ctx.size, ctx.group = dim, x.shape[dim], group
+    def forward(ctx: Any, x: Tensor, dim: int, group: dist.ProcessGroup, sums: bool) -> Tensor:
+        ctx.dim, ctx.size, ctx.group, ctx.sums = dim, x.shape[dim], group, sums
         return joined(x, dim, group)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
-        return g.narrow(ctx.dim, dist.get_rank(ctx.group) * ctx.size, ctx.size), None, None
-
-
-class _Gather(_Join):
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
-        return _Join.backward(ctx, summed(g, ctx.group))
+        whole = summed(g, ctx.group) if ctx.sums else g
+        return whole.narrow(ctx.dim, dist.get_rank(ctx.group) * ctx.size, ctx.size), None, None, None
 
 
 class _Receive(torch.autograd.Function):

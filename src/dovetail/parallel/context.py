@@ -20,7 +20,6 @@ parallelism)
 from __future__ import annotations
 
 import dataclasses as dc
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -33,7 +32,7 @@ from dovetail.core.group import Embed, Head, Mixer, Mtp, Scaling
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import Part, walk, walk_spec
 from dovetail.ops.attend import Stored
-from dovetail.parallel.batch import TokenRanks
+from dovetail.parallel.batch import RunRanks, TokenRanks
 from dovetail.parallel.collective import gather, hand_on, joined, receive
 from dovetail.parallel.ring import RingView
 
@@ -76,9 +75,9 @@ class CarryView:
         return y if last else hand_on(y, new, self.group)
 
 
-class SequenceRanks:
+class SequenceRanks(RunRanks):
     """The ranks that have the other chunks of every row: set in the ctx of every run of a model, whose layout is then that of
-    this rank's chunk (`run_with`, parallel/shard.py)."""
+    this rank's chunk."""
 
     def __init__(self, spec: Part, group: dist.ProcessGroup, ring: bool = False) -> None:
         self.views, self.group = split_views(spec, group, ring), group
@@ -88,10 +87,6 @@ class SequenceRanks:
         before = ctx.batch_ranks
         rows = before.data if isinstance(before, TokenRanks) else None
         return dc.replace(ctx, views=self.views, batch_ranks=TokenRanks(rows, self.group))
-
-    def run(self) -> AbstractContextManager[None]:
-        """Return a context that does nothing."""
-        return nullcontext()
 
 
 def split_ctx(ctx: Ctx, spec: Part, group: dist.ProcessGroup, ring: bool = False) -> Ctx:

@@ -19,8 +19,8 @@ import dataclasses as dc
 import functools
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,9 +39,8 @@ from dovetail.core.module import holder
 from dovetail.core.part import Part
 from dovetail.core.undeclared import check_declared
 from dovetail.model import BlockModule
-from dovetail.parallel.batch import TokenRanks
-from dovetail.parallel.collective import enter, join, largest, leave, total
-from dovetail.parallel.collective_time import time_collectives
+from dovetail.parallel.batch import RunRanks, TokenRanks
+from dovetail.parallel.collective import enter, join, largest, leave, time_collectives, total
 from dovetail.parallel.mesh import RankError
 from dovetail.parallel.placement import Cut, TPRegion, placed, tp_regions
 
@@ -51,19 +50,7 @@ INNER = ("hidden",)  # called by those; may be called directly without FSDP
 Read = Callable[[DTensor], Tensor]
 
 
-class RunRanks(Protocol):
-    """Ranks that are set in the ctx of every run of a model."""
-
-    def given_to(self, ctx: Ctx) -> Ctx:
-        """Return the ctx with these ranks."""
-        ...
-
-    def run(self) -> AbstractContextManager[None]:
-        """Return the context in which the model runs."""
-        ...
-
-
-class TensorRanks:
+class TensorRanks(RunRanks):
     """The ranks across which some axes are sharded. Every run of a sharded model sets it as `ctx.ranks`."""
 
     def __init__(self, group: dist.ProcessGroup, axes: frozenset[str], stored: Mapping[str, Cut]) -> None:

@@ -27,9 +27,8 @@ from typing import NamedTuple, TypeVar
 
 import torch.distributed as dist
 
-from dovetail.parallel.heartbeat import Heartbeat, Member, Status, member
+from dovetail.parallel.heartbeat import Heartbeat, Member, Status, member, named, problem, stacks_of
 from dovetail.parallel.mesh import DUMPS, RankError
-from dovetail.parallel.missing_rank import named, problem, stacks_of
 
 POLL = 0.5  # seconds between two looks at the launcher
 GRACE = 2.0  # seconds for other ranks to end by themselves: one that raised an error is about to print it

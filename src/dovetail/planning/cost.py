@@ -52,7 +52,7 @@ class Traffic(NamedTuple):
     bytes: int
 
 
-@dc.dataclass(frozen=True)
+@dc.dataclass
 class Cost:
     """Counts of products, other kernels and collectives."""
 
@@ -71,20 +71,22 @@ class Cost:
         """Bytes of all collectives."""
         return sum(one.bytes for one in self.traffic.values())
 
+    def send(self, collective: Collective, calls: int, size: int) -> None:
+        """Count calls of a collective, and the bytes of their tensors."""
+        before = self.traffic.get(collective, Traffic(0, 0))
+        self.traffic[collective] = Traffic(before.calls + calls, before.bytes + size)
+
     def plus(self, other: Cost, times: int = 1) -> Cost:
         """The cost of this and `times` the other; with a negative number, of this without the other."""
-        products, traffic = Counter(self.products), dict(self.traffic)
+        kernels, moved = self.kernels + times * other.kernels, self.moved + times * other.moved
+        total = Cost(Counter(self.products), kernels, moved, dict(self.traffic))
         for product, count in other.products.items():
-            products[product] += times * count
+            total.products[product] += times * count
         for key, (calls, size) in other.traffic.items():
-            before = traffic.get(key, Traffic(0, 0))
-            traffic[key] = Traffic(before.calls + times * calls, before.bytes + times * size)
-        return Cost(
-            Counter({product: count for product, count in products.items() if count}),
-            self.kernels + times * other.kernels,
-            self.moved + times * other.moved,
-            {key: one for key, one in sorted(traffic.items()) if one != (0, 0)},
-        )
+            total.send(key, times * calls, times * size)
+        total.products = Counter({product: count for product, count in total.products.items() if count})
+        total.traffic = {key: one for key, one in sorted(total.traffic.items()) if one != (0, 0)}
+        return total
 
     @property
     def possible(self) -> bool:

@@ -163,10 +163,10 @@ class _Marked(NextToken):
         self.passes += 1
         return super().__call__(model, batch, seed, training)
 
-    def arguments(self, batch: Batch, seed: int, training: bool) -> tuple[Tensor, Tensor, Ctx]:
+    def arguments(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> tuple[Tensor, Tensor, Ctx]:
         if self.sequence is not None and isinstance(batch.tokens, FakeTensor):
             batch = dc.replace(batch, layout=self._known(batch, self.sequence))
-        return super().arguments(batch, seed, training)
+        return super().arguments(model, batch, seed, training)
 
     def _known(self, batch: Batch, group: dist.ProcessGroup) -> TokenLayout:
         """The layout of this rank's chunk with values, and that of all chunks: attention reads from them which keys it sees.

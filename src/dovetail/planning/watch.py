@@ -12,7 +12,6 @@ reads from a fake tensor is 1.
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Self
@@ -30,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from dovetail.planning.cost import Collective, Cost, Group, Product, Traffic
+from dovetail.planning.cost import Collective, Cost, Group, Product
 
 ATEN = torch.ops.aten
 COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
@@ -72,7 +71,7 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.staging = staging
         self.phase, self.segment = "", ""
-        self.counts: dict[str, _Counts] = {}
+        self.counts: dict[str, Cost] = {}
         self.peaks: dict[str, int] = {}  # segment -> the most bytes alive in it
         self.alive = 0
         self.sizes: dict[int, int] = {}  # storage -> bytes
@@ -106,7 +105,7 @@ class Watch(TorchDispatchMode):
     def mark(self, phase: str) -> None:
         """Begin a phase, or continue it."""
         self.phase = phase
-        self.counts.setdefault(phase, _Counts())
+        self.counts.setdefault(phase, Cost())
         self.mark_segment("")
 
     def mark_segment(self, name: str) -> None:
@@ -120,7 +119,7 @@ class Watch(TorchDispatchMode):
 
     def cost(self, phase: str) -> Cost:
         """The cost of a phase."""
-        return self.counts[phase].cost()
+        return Cost().plus(self.counts[phase])
 
     def hold(self, tensors: Iterable[Tensor]) -> int:
         """Count tensors that exist already; return the bytes of those that were not counted yet."""
@@ -147,7 +146,7 @@ class Watch(TorchDispatchMode):
         if func.namespace in COMMUNICATION:
             self._communicate(func, args, out)
         elif func.namespace not in QUESTIONS and not func.is_view:
-            self.counts[self.phase].add(func, args, kwargs, out, leaves)
+            self._count(func, args, kwargs, out, leaves)
         return out
 
     def _communicate(self, func: Any, args: Any, out: Any) -> None:
@@ -155,11 +154,21 @@ class Watch(TorchDispatchMode):
         if name in SILENT:
             return
         size = max(_bytes(one) for one in (*args, out))
-        kind, found = KINDS.get(name, name), self.counts[self.phase]
-        collective = Collective(kind, self._group(args))
-        found.calls[collective] += 1
-        found.bytes[collective] += size
+        kind = KINDS.get(name, name)
+        self.counts[self.phase].send(Collective(kind, self._group(args)), 1, size)
         self.peaks[self.segment] = max(self.peaks[self.segment], self.alive + self.staging(kind, size))
+
+    def _count(self, func: Any, args: Any, kwargs: Any, out: Any, leaves: list[Tensor]) -> None:
+        """Count an operation that is no view: FLOPs by torch's formulas, bytes of all its tensors."""
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        moved = sum(_size(tensor) for tensor in {id(tensor): tensor for tensor in (*given, *leaves)}.values())
+        formula, cost = FLOPS.get(func._overloadpacket), self.counts[self.phase]
+        if formula is not None:
+            dtype = str(given[0].dtype).removeprefix("torch.")
+            cost.products[Product(dtype, formula(*args, **kwargs, out_val=out), moved)] += 1
+        elif moved:
+            cost.kernels += 1
+            cost.moved += moved
 
     def _group(self, args: Any) -> Group:
         """The group among the arguments of a collective: an object, or in functional collectives a name."""
@@ -207,33 +216,6 @@ class Paused(AbstractContextManager[None]):
 
     def __exit__(self, *_: object) -> None:
         self.watch.paused -= 1
-
-
-class _Counts:
-    """The counts of one phase."""
-
-    def __init__(self) -> None:
-        self.products: Counter[Product] = Counter()
-        self.kernels = self.moved = 0
-        self.calls: Counter[Collective] = Counter()
-        self.bytes: Counter[Collective] = Counter()
-
-    def add(self, func: Any, args: Any, kwargs: Any, out: Any, leaves: list[Tensor]) -> None:
-        """Count an operation that is no view: FLOPs by torch's formulas, bytes of all its tensors."""
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        moved = sum(_size(tensor) for tensor in {id(tensor): tensor for tensor in (*given, *leaves)}.values())
-        formula = FLOPS.get(func._overloadpacket)
-        if formula is not None:
-            dtype = str(given[0].dtype).removeprefix("torch.")
-            self.products[Product(dtype, formula(*args, **kwargs, out_val=out), moved)] += 1
-        elif moved:
-            self.kernels += 1
-            self.moved += moved
-
-    def cost(self) -> Cost:
-        """The counts as a cost."""
-        traffic = {one: Traffic(calls, self.bytes[one]) for one, calls in sorted(self.calls.items())}
-        return Cost(Counter(self.products), self.kernels, self.moved, traffic)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, is_causal: bool = False, **_: Any) -> int:

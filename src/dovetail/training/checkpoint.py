@@ -29,8 +29,8 @@ from torch import Tensor
 from dovetail.core.errors import FileError
 from dovetail.core.limits import JSON_BYTES
 from dovetail.core.termination import delaying
+from dovetail.disk.atomic import sync
 from dovetail.disk.checksum import data_sha256, file_sha256
-from dovetail.disk.replace import sync
 from dovetail.disk.shape import check_shape
 from dovetail.disk.tensors import DTYPES
 from dovetail.disk.untrusted import Directory

@@ -22,9 +22,9 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from dovetail.core.ctx import Ctx
 from dovetail.core.errors import InputError
 from dovetail.core.layout import Known, TokenLayout
-from dovetail.core.loss import LossSum
 from dovetail.core.random import draw, streams, words
 from dovetail.data.corpus import Batch
 from dovetail.model import Model, ModelModule
@@ -50,16 +50,15 @@ class Denoiser(Seq2Seq):
 
     packs: ClassVar[bool] = False
 
+    end: int  # the id of the end token
+
     def corrupt(self, tokens: Tensor, layout: TokenLayout, seed: int) -> Corrupted:
         """Return the source and the target of rows of text (batch, n)."""
         raise NotImplementedError
 
-    def __call__(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
-        """Return the loss on the target; the labels of the batch are not used."""
-        return super().__call__(model, self.corrupted(batch, seed), seed, training)
-
-    def evaluate(self, model: ModelModule, batch: Batch, seed: int) -> dict[str, LossSum]:
-        return super().evaluate(model, self.corrupted(batch, seed), seed)
+    def arguments(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> tuple[Tensor, Tensor, Ctx]:
+        """Return the target as tokens and labels; the labels of the batch are not used."""
+        return super().arguments(model, self.corrupted(batch, seed), seed, training)
 
     def corrupted(self, batch: Batch, seed: int) -> Batch:
         """Return the batch with a source and a target."""
@@ -75,15 +74,16 @@ class Denoiser(Seq2Seq):
     def check(cls, spec: Model) -> None:
         check_reads_pairs(spec, "the corrupted text")
 
+    def generation(self) -> dict[str, int]:
+        return {"decoder_start_token_id": self.end, "eos_token_id": self.end}
+
 
 @dc.dataclass(frozen=True)
 class SpanCorruption(Denoiser):
     """Span corruption (T5)."""
 
-    name: ClassVar[str] = "span_corruption"
-    task: ClassVar[str] = "predicting the missing spans"
+    name, task = "span_corruption", "predicting the missing spans"
 
-    end: int  # the id of the end token
     sentinels: tuple[int, ...]  # the ids of the sentinels
     fraction: float = 0.15  # of the tokens that are missing
     span: float = 3.0  # tokens, on average
@@ -121,18 +121,13 @@ class SpanCorruption(Denoiser):
     def special(cls, length: int) -> tuple[str, ...]:
         return tuple(SENTINEL.format(i) for i in range(counts(length, cls.fraction, cls.span)[1]))
 
-    def generation(self) -> dict[str, int]:
-        return {"decoder_start_token_id": self.end, "eos_token_id": self.end}
-
 
 @dc.dataclass(frozen=True)
 class Denoising(Denoiser):
     """Text infilling, and optionally sentence permutation (BART)."""
 
-    name: ClassVar[str] = "denoising"
-    task: ClassVar[str] = "restoring corrupted text"
+    name, task = "denoising", "restoring corrupted text"
 
-    end: int  # the id of the end token
     mask: int  # the id of the mask token
     fraction: float = 0.3  # of the tokens that are missing
     span: float = 3.0  # tokens, on average
@@ -173,9 +168,6 @@ class Denoising(Denoiser):
         pieces = ((token, tokenizer.decode([token])) for token in range(tokenizer.size)) if permute else ()
         ends = tuple(token for token, piece in pieces if piece.endswith(SENTENCE_ENDS))
         return cls(tokenizer.id_of(END), tokenizer.id_of(MASK), sentence_ends=ends)
-
-    def generation(self) -> dict[str, int]:
-        return {"decoder_start_token_id": self.end, "eos_token_id": self.end}
 
 
 def counts(n: int, fraction: float, span: float) -> tuple[int, int]:

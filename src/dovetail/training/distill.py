@@ -9,8 +9,7 @@ p: the student, q: the teacher, both of logits / temperature; a sum over the tok
 from __future__ import annotations
 
 import dataclasses as dc
-from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -18,22 +17,19 @@ from torch import Tensor
 from dovetail.core.errors import FileError, UsageError
 from dovetail.core.loss import IGNORED, LossSum
 from dovetail.data.corpus import Batch
-from dovetail.model import Model, ModelModule
-from dovetail.training.objective import NOT_A_SETTING, NextToken, Objective, Reads, Setup, TuningData, context
-from dovetail.training.source import Note, Shape, Source
-from dovetail.training.tuning import Sft
+from dovetail.model import ModelModule
+from dovetail.training.objective import NOT_A_SETTING, Setup, context
+from dovetail.training.source import Source
+from dovetail.training.tuning import TuningObjective
 
 CHUNK = 256  # tokens whose logits are in memory at one time
 
 
 @dc.dataclass(frozen=True)
-class Distill(Objective):
+class Distill(TuningObjective):
     """Distillation from a teacher's directory."""
 
-    name: ClassVar[str] = "distill"
-    task: ClassVar[str] = "predicting the teacher's probabilities"
-    reads: ClassVar[Reads] = "chats"
-    settings = ("template",)
+    name, task = "distill", "predicting the teacher's probabilities"
 
     teacher: str | None = None  # a model directory
     direction: Literal["forward", "reverse"] = "forward"
@@ -74,11 +70,3 @@ class Distill(Objective):
         ):
             raise FileError(f"{self.teacher}: its tokenizer or vocabulary is not the student's; token by token they must agree")
         return dc.replace(self, model=teacher), source
-
-    @classmethod
-    def check(cls, spec: Model) -> None:
-        NextToken.check(spec)
-
-    @classmethod
-    def read(cls, path: Path, spec: Model, shape: Shape, note: Note, data: TuningData) -> Source:
-        return Sft.read(path, spec, shape, note, data)

@@ -31,13 +31,13 @@ from dovetail.data.corpus import Batch
 from dovetail.data.rows import held_out_rows
 from dovetail.model import Model, ModelModule
 from dovetail.text.conversation import Chat, Encoded
-from dovetail.training.objective import NOT_A_SETTING, NextToken, Objective, Reads, Setup, TuningData, context
+from dovetail.training.objective import NOT_A_SETTING, Setup, TuningData, context
 from dovetail.training.rewards import checked, reward_named
 from dovetail.training.rollout import Rollout, roll_out
 from dovetail.training.rows import FRACTION, row_source
 from dovetail.training.source import Note, Rows, Shape, Source, check_vocab
 from dovetail.training.step import seed_of
-from dovetail.training.tuning import packed_batch, turn_encoder
+from dovetail.training.tuning import TuningObjective, packed_batch, turn_encoder
 
 EPSILON = 1e-4  # added to the standard deviation of rewards
 HELD_OUT = 1_000_003  # added to the seed of held-out rollouts
@@ -91,12 +91,10 @@ def advantages(rewards: Tensor, group: int) -> Tensor:
 
 
 @dc.dataclass(frozen=True)
-class Grpo(Objective):
+class Grpo(TuningObjective):
     """Group relative policy optimization."""
 
-    name: ClassVar[str] = "grpo"
-    task: ClassVar[str] = "answering with a higher reward"
-    reads: ClassVar[Reads] = "chats"
+    name, task = "grpo", "answering with a higher reward"
     settings = ("template", "reward", "group", "max_tokens", "temperature")
     tuning_rate: ClassVar[float] = 1e-6
 
@@ -154,10 +152,6 @@ class Grpo(Objective):
                 return sampler.batch(setup.model, rows, seed_of(setup.seed, step))
 
         return dc.replace(self, sampler=sampler, first=first), source._replace(batch=batch)
-
-    @classmethod
-    def check(cls, spec: Model) -> None:
-        NextToken.check(spec)
 
     @classmethod
     def read(cls, path: Path, spec: Model, shape: Shape, note: Note, data: TuningData) -> Source:

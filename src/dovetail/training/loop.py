@@ -28,10 +28,9 @@ from dovetail.core.termination import delaying
 from dovetail.core.undeclared import check_declared
 from dovetail.data.corpus import Batch
 from dovetail.model import ModelModule
-from dovetail.training.metrics import StepMetrics
+from dovetail.training.metrics import Progress, StepMetrics
 from dovetail.training.objective import Objective
 from dovetail.training.plan import Plan
-from dovetail.training.progress import Progress
 from dovetail.training.ranks import Ranks
 from dovetail.training.samples import Samples
 from dovetail.training.speed import Speed

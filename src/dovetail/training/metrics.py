@@ -1,12 +1,27 @@
-"""StepMetrics: the figures of one training step, as plain data."""
+"""The figures of one training step: as plain data, in lines of loss.jsonl, on stderr, and in TensorBoard and Weights & Biases.
+
+    OUT/tensorboard/     event files; a resumed run hides the steps that it trains again
+    OUT/wandb/           the run of Weights & Biases, which a resumed run continues; WANDB_MODE=offline uploads nothing
+
+Their packages are extras, imported where they are used. Tags are the names of loss.jsonl; what an objective measures on
+held-out data is `val_NAME`.
+"""
 
 from __future__ import annotations
 
 import dataclasses as dc
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec as find_module
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, get_args
 
-from dovetail.core.errors import FileError
+from rich.console import Console
+from rich.progress import BarColumn, Progress as Bar, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from dovetail.core.errors import FileError, UsageError, install_command
 from dovetail.disk.shape import check_shape
 
 
@@ -51,3 +66,119 @@ def read_metrics(line: str, where: str) -> StepMetrics:
 def to_jsonl(history: Iterable[StepMetrics]) -> str:
     """Return one JSON object per step and line."""
     return "".join(f"{json.dumps(dc.asdict(metrics))}\n" for metrics in history)
+
+
+# -- progress on stderr: a bar with loss, tokens/s, MFU and time left, and one line per eval --------------------------
+
+
+class Progress:
+    """`with Progress() as show: show(metrics, done)`; prints nothing where `quiet`."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.bar = Bar(
+            TextColumn("training"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[status]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True, quiet=quiet),
+            disable=quiet,
+        )
+        self.task = self.bar.add_task("", total=1.0, status="")
+
+    def __enter__(self) -> Progress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.bar.stop()
+
+    def __call__(self, metrics: StepMetrics, done: float) -> None:
+        """Show the metrics of a step; `done` is the fraction of the run that is over."""
+        speed = metrics.tokens / max(metrics.seconds, 1e-9)
+        mfu = "" if metrics.mfu is None else f"  MFU {metrics.mfu:.1%}"
+        made = "".join(f"  {name} {value:.3g}" for name, value in (metrics.train_metrics or {}).items())
+        status = f"step {metrics.step}  loss {metrics.loss:.3f}{made}  {speed:,.0f} tokens/s{mfu}"
+        self.bar.update(self.task, completed=done, status=status)
+        if metrics.val_loss is not None:
+            held_out = "".join(f"  {name} {value:.4g}" for name, value in (metrics.val_metrics or {}).items())
+            losses = f"loss {metrics.loss:.3f}  held-out {metrics.val_loss:.3f}{held_out}"
+            self.bar.console.print(f"step {metrics.step:6d}  {losses}  {speed:,.0f} tokens/s{mfu}", highlight=False)
+
+
+# -- logs -------------------------------------------------------------------------------------------------------------
+
+
+LogKind = Literal["tensorboard", "wandb"]
+NOT_LOGGED = ("step", "val_metrics", "train_metrics")
+
+
+class MetricsLog(ABC):
+    """Where the metrics of each step go."""
+
+    @abstractmethod
+    def start(self, place: Path, settings: Mapping[str, Any], steps: int) -> None:
+        """Begin in a run directory, behind `steps` steps that are trained already."""
+
+    @abstractmethod
+    def record(self, metrics: StepMetrics) -> None:
+        """Log the metrics of a step."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write what is left; nothing is recorded after it."""
+
+
+class TensorBoardLog(MetricsLog):
+    """Event files of TensorBoard."""
+
+    def start(self, place: Path, settings: Mapping[str, Any], steps: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer: Any = SummaryWriter(str(place / "tensorboard"), purge_step=steps + 1 if steps else None)
+
+    def record(self, metrics: StepMetrics) -> None:
+        for name, value in scalars(metrics).items():
+            self.writer.add_scalar(name, value, metrics.step)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class WandbLog(MetricsLog):
+    """A run of Weights & Biases."""
+
+    def start(self, place: Path, settings: Mapping[str, Any], steps: int) -> None:
+        import wandb  # pyright: ignore[reportMissingImports, reportMissingTypeStubs]
+
+        self.run: Any = wandb.init(  # pyright: ignore[reportUnknownMemberType]
+            project="dovetail", name=place.name, dir=str(place), config=dict(settings), resume="auto"
+        )
+
+    def record(self, metrics: StepMetrics) -> None:
+        self.run.log(scalars(metrics), step=metrics.step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+LOGS: dict[LogKind, type[MetricsLog]] = {"tensorboard": TensorBoardLog, "wandb": WandbLog}
+
+
+def scalars(metrics: StepMetrics) -> dict[str, float]:
+    """The numbers of a step by tag."""
+    named = {name: value for name, value in dc.asdict(metrics).items() if name not in NOT_LOGGED and value is not None}
+    return {**named, **{f"val_{name}": value for name, value in (metrics.val_metrics or {}).items()}}
+
+
+def logs_of(kinds: tuple[LogKind, ...]) -> tuple[MetricsLog, ...]:
+    """The logs of these kinds, each once. Raises UsageError for one whose package is missing."""
+    for kind in kinds:
+        if kind not in LOGS:
+            raise UsageError(f"--log: {kind!r} is none of {', '.join(get_args(LogKind))}")
+        found = find_module(kind)
+        if found is None or found.origin is None:  # or a directory of that name, as a run has
+            raise UsageError(f"--log {kind}: needs the package {kind}: {install_command(kind)}")
+    return tuple(LOGS[kind]() for kind in dict.fromkeys(kinds))

@@ -5,8 +5,8 @@
     seq2seq        −log p(yᵢ₊₁ | y₁ … yᵢ, source)                            encoder–decoders
     classify       −log p(class | x)                                         heads with one output per row
 
-Those of text alone for encoder–decoders are in training/denoising.py, those of pairs in training/contrastive.py and
-training/translation.py, that of tags in training/tagging.py; a spec's choice among them is in training/task.py. With depths of
+Those of text alone for encoder–decoders are in training/denoising.py, those of pairs in training/pairs.py and
+training/pairs.py, that of tags in training/tagging.py; a spec's choice among them is in training/task.py. With depths of
 multi-token prediction (`mtp`), their loss is added in training.
 
 Shapes: tokens, labels (batch, n); source (batch, m); classes (batch,). Padding never counts in a loss.
@@ -46,6 +46,7 @@ NOT_A_SETTING = {"setting": False}  # the metadata of a field that a run sets it
 STREAMS = ("masked tokens", "random tokens")
 LARGEST = 700.0  # nats whose exponential is finite
 Reads = Literal["text", "labels", "tags", "pairs", "chats"]
+RunSide = Callable[[Tensor, Tensor, Ctx], Tensor]  # tokens, labels and the Ctx of one side of a batch -> (batch, …)
 
 
 class TuningData(NamedTuple):
@@ -145,22 +146,26 @@ class Objective(ABC):
         return {}
 
 
-class ByToken(Objective):
-    """An objective whose loss is a sum over tokens, each with its label: rows can be cut, and a batch sent through stages."""
+class Labeled(Objective):
+    """An objective whose loss is that of the model's head on labels, one per token or one per row."""
 
-    accuracy: ClassVar[bool] = False  # whether `evaluate` also counts the labels that are the most probable answer
+    accuracy: ClassVar[bool] = True  # whether `evaluate` also counts the labels that are the most probable answer
 
-    @abstractmethod
-    def arguments(self, batch: Batch, seed: int, training: bool) -> tuple[Tensor, Tensor, Ctx]:
-        """Return what `model.loss_sum` takes: tokens, labels (batch, n) and the Ctx."""
+    def arguments(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> tuple[Tensor, Tensor, Ctx]:
+        """Return what `model.loss_sum` takes: tokens, labels and the Ctx."""
+        return batch.tokens, batch.labels, context(batch, seed, training)
 
     def __call__(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
-        return model.loss_sum(*self.arguments(batch, seed, training))
+        return model.loss_sum(*self.arguments(model, batch, seed, training))
 
     def evaluate(self, model: ModelModule, batch: Batch, seed: int) -> dict[str, LossSum]:
         if not self.accuracy:
             return super().evaluate(model, batch, seed)
-        return with_accuracy(model.loss_and_hits(*self.arguments(batch, seed, False)))
+        return with_accuracy(model.loss_and_hits(*self.arguments(model, batch, seed, False)))
+
+
+class ByToken(Labeled):
+    """An objective whose loss is a sum over tokens, each with its label: rows can be cut, and a batch sent through stages."""
 
 
 def perplexity(means: Mapping[str, float]) -> float:
@@ -172,6 +177,37 @@ def context(batch: Batch, seed: int, training: bool) -> Ctx:
     """Return the Ctx of a batch."""
     # auxiliary losses (balance of experts) are part of training; held-out data is measured by the objective alone
     return Ctx(layout=batch.layout, seed=seed if training else None, losses={} if training else None)
+
+
+class Side(NamedTuple):
+    """One of the two texts of each row, and its labels if it has some."""
+
+    tokens: Tensor
+    labels: Tensor
+    layout: TokenLayout
+
+
+def sides(batch: Batch) -> tuple[Side, Side]:
+    """The two texts of each row of a batch: its tokens and its source."""
+    assert batch.source is not None, "a batch of two texts per row has a source"
+    assert batch.source_layout is not None, "a batch of two texts per row has the layout of its source"
+    labels = batch.extra.get("source_labels", batch.labels)
+    return Side(batch.tokens, batch.labels, batch.layout), Side(batch.source, labels, batch.source_layout)
+
+
+def run_side(batch: Batch, side: Side, seed: int, training: bool, run: RunSide) -> tuple[Tensor, Tensor]:
+    """What `run` computes of one side, and the losses that parts add to the pass, ()."""
+    ctx = context(dc.replace(batch, layout=side.layout), seed, training)
+    found = run(side.tokens, side.labels, ctx)
+    return found, ctx.with_added(found.new_zeros(()))
+
+
+def run_sides(
+    batch: Batch, both: tuple[Side, Side], seed: int, training: bool, run: RunSide
+) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """What `run` computes of both sides, and the mean of the losses that parts add to the two passes."""
+    (first, added), (second, more) = (run_side(batch, side, seed, training, run) for side in both)
+    return (first, second), torch.stack([added, more]).mean()
 
 
 def with_accuracy(found: tuple[LossSum, Tensor]) -> dict[str, LossSum]:
@@ -210,8 +246,9 @@ class NextToken(ByToken):
     """Language modeling: labels (batch, n) are the tokens shifted by one."""
 
     name, task, generates = "next_token", "predicting the next token", True
+    accuracy = False
 
-    def arguments(self, batch: Batch, seed: int, training: bool) -> tuple[Tensor, Tensor, Ctx]:
+    def arguments(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> tuple[Tensor, Tensor, Ctx]:
         return batch.tokens, _without_padding(batch.labels, batch), context(batch, seed, training)
 
     def metrics(self, means: Mapping[str, float]) -> dict[str, float]:
@@ -226,16 +263,10 @@ class NextToken(ByToken):
             raise SpecError("layers", "the next token is visible to a bidirectional model", "use the objective masked_tokens")
 
 
-class Classify(Objective):
+class Classify(Labeled):
     """Classification: labels (batch,) are one class per row, of text or of an image."""
 
     name, task, reads = "classification", "predicting the class", "labels"
-
-    def __call__(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
-        return model.loss_sum(batch.tokens, batch.labels, context(batch, seed, training))
-
-    def evaluate(self, model: ModelModule, batch: Batch, seed: int) -> dict[str, LossSum]:
-        return with_accuracy(model.loss_and_hits(batch.tokens, batch.labels, context(batch, seed, False)))
 
     @classmethod
     def check(cls, spec: Model) -> None:
@@ -246,28 +277,22 @@ class Classify(Objective):
             raise SpecError("head", "classification needs logits over classes, one per row", remedy)
 
 
-class Seq2Seq(Objective):
+class Seq2Seq(Labeled):
     """Sequence to sequence. Tokens are the target behind its start token; the source is encoded first."""
 
     name, task = "seq2seq", "predicting the target from the source"
 
-    def __call__(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
-        return model.loss_sum(batch.tokens, _without_padding(batch.labels, batch), self._ctx(model, batch, seed, training))
-
-    def evaluate(self, model: ModelModule, batch: Batch, seed: int) -> dict[str, LossSum]:
-        ctx = self._ctx(model, batch, seed, False)
-        return with_accuracy(model.loss_and_hits(batch.tokens, _without_padding(batch.labels, batch), ctx))
-
-    def metrics(self, means: Mapping[str, float]) -> dict[str, float]:
-        return {"perplexity": perplexity(means), **super().metrics(means)}
-
-    def _ctx(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> Ctx:
-        """The Ctx with the encoder output."""
+    def arguments(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> tuple[Tensor, Tensor, Ctx]:
+        """Return tokens, labels and the Ctx with the encoder output."""
         assert batch.source is not None, "a seq2seq batch has a source"
         assert batch.source_layout is not None, "a seq2seq batch has the layout of its source"
         ctx = context(batch, seed, training)
         encoder_output, encoder_layout = model.encode(batch.source, dc.replace(ctx, layout=batch.source_layout))
-        return dc.replace(ctx, encoder_output=encoder_output, encoder_layout=encoder_layout)
+        ctx = dc.replace(ctx, encoder_output=encoder_output, encoder_layout=encoder_layout)
+        return batch.tokens, _without_padding(batch.labels, batch), ctx
+
+    def metrics(self, means: Mapping[str, float]) -> dict[str, float]:
+        return {"perplexity": perplexity(means), **super().metrics(means)}
 
 
 @dc.dataclass(frozen=True)
@@ -275,9 +300,7 @@ class MaskedTokens(ByToken):
     """Masked language modeling. A fraction of the tokens is predicted; of these most are replaced by the mask, some by random
     tokens, and some stay, so that the model learns from tokens that it sees, too."""
 
-    name: ClassVar[str] = "masked_tokens"
-    task: ClassVar[str] = "predicting masked tokens"
-    accuracy: ClassVar[bool] = True
+    name, task = "masked_tokens", "predicting masked tokens"
 
     mask: int  # the id of the mask token
     vocab: int  # random tokens are drawn from 0 … vocab − 1
@@ -285,7 +308,7 @@ class MaskedTokens(ByToken):
     masked: float = 0.8  # of those: replaced by the mask
     replaced: float = 0.1  # of those: replaced by a random token
 
-    def arguments(self, batch: Batch, seed: int, training: bool) -> tuple[Tensor, Tensor, Ctx]:
+    def arguments(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> tuple[Tensor, Tensor, Ctx]:
         """Return the corrupted tokens, and as labels those that were chosen; the labels of the batch are not used."""
         return *self.corrupt(batch.tokens, batch.layout, seed), context(batch, seed, training)
 

@@ -27,18 +27,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dovetail.core.ctx import Ctx
 from dovetail.core.errors import FileError, SpecError
-from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import IGNORED, LossSum
 from dovetail.core.module import at_least_fp32
 from dovetail.data.chats import read_judged, read_preferences
 from dovetail.data.corpus import Batch
 from dovetail.model import Model, ModelModule
 from dovetail.text.conversation import Encoded
-from dovetail.training.objective import NextToken, Objective, Reads, Setup, TuningData, context
+from dovetail.training.objective import Setup, TuningData, run_side, run_sides, sides
 from dovetail.training.reference import add_reference
 from dovetail.training.source import Note, Rows, Shape, Source
-from dovetail.training.tuning import TuningRows, packed_batch
+from dovetail.training.tuning import TuningObjective, TuningRows, packed_batch
 
 
 class Scores(NamedTuple):
@@ -54,79 +54,41 @@ class Scores(NamedTuple):
         return self.policy - self.reference
 
 
-class Side(NamedTuple):
-    """One of the two answers of each row."""
-
-    tokens: Tensor
-    labels: Tensor
-    layout: TokenLayout
-
-
-def sides(batch: Batch) -> tuple[Side, Side]:
-    """The two answers of each row of a batch."""
-    assert batch.source is not None, "a batch of two answers per row has a source"
-    assert batch.source_layout is not None, "a batch of two answers per row has the layout of its source"
-    return Side(batch.tokens, batch.labels, batch.layout), Side(batch.source, batch.extra["source_labels"], batch.source_layout)
-
-
-def answer_log_probs(model: ModelModule, batch: Batch, side: Side, seed: int, training: bool) -> tuple[Tensor, Tensor]:
-    """(batch,) log π of the answers of one side, and the losses that parts add, ()."""
-    ctx = context(dc.replace(batch, layout=side.layout), seed, training)
-    found = model.log_probs(side.tokens, side.labels, ctx).sum(-1)
-    return found, ctx.with_added(found.new_zeros(()))
-
-
 def scores(model: ModelModule, batch: Batch, seed: int, training: bool) -> tuple[Scores, Scores, Tensor]:
     """The scores of both answers of each row, and the mean of the losses that parts add to the two passes."""
-    both, added = list[Scores](), list[Tensor]()
-    for i, side in enumerate(sides(batch)):
-        policy, extra = answer_log_probs(model, batch, side, seed, training)
-        stored = batch.extra.get("reference")
-        reference = torch.zeros_like(policy) if stored is None else stored[:, i].to(policy.dtype)
-        both.append(Scores(policy, reference, (side.labels != IGNORED).sum(-1)))
-        added.append(extra)
-    return both[0], both[1], torch.stack(added).mean()
-
-
-class TuningObjective(Objective):
-    """An objective on tuning rows, whose loss is a sum over rows."""
-
-    reads: ClassVar[Reads] = "chats"
-    settings = ("template",)
-    packs: ClassVar[bool] = False
-    tuning_rate: ClassVar[float] = 1e-6  # a pair moves the weights far: the papers have 5e-7 to 5e-6
-    needs_reference: ClassVar[bool] = True  # the log-probs of the initial weights
-
-    def prepare(self, source: Source, setup: Setup) -> tuple[Self, Source]:
-        if self.needs_reference:
-            add_reference(source, setup, reference_log_probs)
-        return self, source
-
-    @classmethod
-    def check(cls, spec: Model) -> None:
-        NextToken.check(spec)
-
-
-def reference_log_probs(model: ModelModule, batch: Batch) -> Tensor:
-    """(batch, 2) log π₀ of both answers of each row."""
-    return torch.stack([answer_log_probs(model, batch, side, 0, False)[0] for side in sides(batch)], -1)
+    both = sides(batch)
+    log_probs, added = run_sides(batch, both, seed, training, model.log_probs)
+    policy = torch.stack([one.sum(-1) for one in log_probs])
+    reference = batch.extra["reference"].T.to(policy.dtype) if "reference" in batch.extra else torch.zeros_like(policy)
+    chosen, rejected = (Scores(policy[i], reference[i], (side.labels != IGNORED).sum(-1)) for i, side in enumerate(both))
+    return chosen, rejected, added
 
 
 class PairLosses(NamedTuple):
-    """Of a batch of pairs: the loss of each (batch,), by how much its chosen answer is preferred, and what parts add."""
+    """Of a batch of rows: the loss of each (batch,), by how much its answer is preferred, and what parts add."""
 
     losses: Tensor
     margins: Tensor
     added: Tensor
 
     def summed(self) -> LossSum:
-        """The loss over all pairs."""
+        """The loss over all rows."""
         count = len(self.losses)
         return LossSum(self.losses.sum() + self.added * count, torch.tensor(count, device=self.losses.device))
 
 
-class Pairs(TuningObjective):
-    """An objective on pairs."""
+class RowObjective(TuningObjective):
+    """An objective whose loss is a sum over rows of two answers each."""
+
+    packs: ClassVar[bool] = False
+    tuning_rate: ClassVar[float] = 1e-6  # a pair moves the weights far: the papers have 5e-7 to 5e-6
+    needs_reference: ClassVar[bool] = True  # the log-probs of the initial weights
+    margin: ClassVar[bool] = True  # whether `evaluate` also measures by how much answers are preferred
+
+    def prepare(self, source: Source, setup: Setup) -> tuple[Self, Source]:
+        if self.needs_reference:
+            add_reference(source, setup, reference_log_probs)
+        return self, source
 
     def pair_losses(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> PairLosses:
         """The losses and margins of a batch."""
@@ -139,7 +101,18 @@ class Pairs(TuningObjective):
         found = self.pair_losses(model, batch, seed, False)
         loss, margins = found.summed(), found.margins
         hits = (margins > 0).to(margins.dtype).sum()
-        return {"loss": loss, "accuracy": LossSum(hits, loss.num_labels), "margin": LossSum(margins.sum(), loss.num_labels)}
+        sums = {"loss": loss, "accuracy": LossSum(hits, loss.num_labels)}
+        return {**sums, "margin": LossSum(margins.sum(), loss.num_labels)} if self.margin else sums
+
+
+def reference_log_probs(model: ModelModule, batch: Batch) -> Tensor:
+    """(batch, 2) log π₀ of both answers of each row."""
+    both, _ = run_sides(batch, sides(batch), 0, False, model.log_probs)
+    return torch.stack([one.sum(-1) for one in both], -1)
+
+
+class Pairs(RowObjective):
+    """An objective on pairs."""
 
     @classmethod
     def read(cls, path: Path, spec: Model, shape: Shape, note: Note, data: TuningData) -> Source:
@@ -197,7 +170,15 @@ class Orpo(Preference):
     needs_reference: ClassVar[bool] = False
 
     def pair_losses(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> PairLosses:
-        chosen, rejected, added, text = self._scores(model, batch, seed, training)
+        first, second = sides(batch)
+        whole = first._replace(labels=first.layout.next_of(first.tokens, IGNORED))  # the chosen text, prompt included
+        per_token, added = run_sides(batch, (whole, second), seed, training, model.log_probs)
+        answers = [side.labels != IGNORED for side in (first, second)]
+        policies = [one.masked_fill(~answer, 0).sum(-1) for one, answer in zip(per_token, answers, strict=True)]
+        chosen, rejected = (
+            Scores(policy, torch.zeros_like(policy), answer.sum(-1)) for policy, answer in zip(policies, answers, strict=True)
+        )
+        text = per_token[0].sum(-1) / (whole.labels != IGNORED).sum(-1).clamp_min(1)
         return PairLosses(self.losses(chosen, rejected) - text, self.margins(chosen, rejected), added)
 
     def losses(self, chosen: Scores, rejected: Scores) -> Tensor:
@@ -205,20 +186,6 @@ class Orpo(Preference):
 
     def margins(self, chosen: Scores, rejected: Scores) -> Tensor:
         return log_odds(chosen) - log_odds(rejected)
-
-    def _scores(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> tuple[Scores, Scores, Tensor, Tensor]:
-        """The scores of both answers, what parts add, and the mean log-prob (batch,) of the tokens of the chosen text."""
-        both, added = list[Scores](), list[Tensor]()
-        (first, second), text = sides(batch), torch.zeros(())
-        for i, side in enumerate((first._replace(labels=first.layout.next_of(first.tokens, IGNORED)), second)):
-            answer = (first, second)[i].labels != IGNORED
-            ctx = context(dc.replace(batch, layout=side.layout), seed, training)
-            per_token = model.log_probs(side.tokens, side.labels, ctx)
-            text = per_token.sum(-1) / (side.labels != IGNORED).sum(-1).clamp_min(1) if i == 0 else text
-            policy = per_token.masked_fill(~answer, 0).sum(-1)
-            both.append(Scores(policy, torch.zeros_like(policy), answer.sum(-1)))
-            added.append(ctx.with_added(policy.new_zeros(())))
-        return both[0], both[1], torch.stack(added).mean(), text
 
 
 def log_odds(one: Scores) -> Tensor:
@@ -236,35 +203,26 @@ def log1mexp(x: Tensor) -> Tensor:
 
 
 @dc.dataclass(frozen=True)
-class Kto(TuningObjective):
+class Kto(RowObjective):
     """Kahneman–Tversky optimization: answers judged one by one. z is a mean over the batch, so it is computed whole."""
 
     name, task = "kto", "raising good answers and lowering bad ones"
     by_row: ClassVar[bool] = False
+    margin: ClassVar[bool] = False
 
     beta: float = 0.1
     desirable: float = 1.0  # weight of the losses of good answers
     undesirable: float = 1.0
 
-    def __call__(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
-        losses, _, added = self._losses(model, batch, seed, training)
-        return LossSum(losses.sum() + added * len(losses), torch.tensor(len(losses), device=losses.device))
-
-    def evaluate(self, model: ModelModule, batch: Batch, seed: int) -> dict[str, LossSum]:
-        losses, gains, added = self._losses(model, batch, seed, False)
-        count = torch.tensor(len(losses), device=losses.device)
-        accuracy = LossSum((gains > 0).to(gains.dtype).sum(), count)
-        return {"loss": LossSum(losses.sum() + added * count, count), "accuracy": accuracy}
-
-    def _losses(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """(batch,) losses, (batch,) s(y) − z with the sign of the judgment, and what parts add."""
+    def pair_losses(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> PairLosses:
+        """The losses of a batch, and as margins s(y) − z with the sign of the judgment."""
         own, other = sides(batch)
-        policy, added = answer_log_probs(model, batch, own, seed, training)
+        log_probs, added = run_side(batch, own, seed, training, model.log_probs)
         with torch.no_grad():
-            others, _ = answer_log_probs(model, batch, other, seed, training)
-        reference = batch.extra["reference"].to(policy.dtype)
+            others, _ = run_side(batch, other, seed, training, model.log_probs)
+        policy, reference = log_probs.sum(-1), batch.extra["reference"].to(log_probs.dtype)
         own_scores = Scores(policy, reference[:, 0], (own.labels != IGNORED).sum(-1))
-        return *self.losses(own_scores, others - reference[:, 1], batch.extra["good"]), added
+        return PairLosses(*self.losses(own_scores, others.sum(-1) - reference[:, 1], batch.extra["good"]), added)
 
     def losses(self, own: Scores, others: Tensor, good: Tensor) -> tuple[Tensor, Tensor]:
         """(batch,) the losses, and s(y) − z with the sign of the judgment; `others` (batch,) are s(y') to other prompts."""
@@ -299,14 +257,13 @@ class RewardModel(Pairs):
     tuning_rate: ClassVar[float] = 1e-5
 
     def pair_losses(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> PairLosses:
-        rewards, added = list[Tensor](), list[Tensor]()
-        for side in sides(batch):
-            ctx = context(dc.replace(batch, layout=side.layout), seed, training)
-            value = model(side.tokens, ctx)[:, 0]
-            rewards.append(value.to(at_least_fp32(value.dtype)))
-            added.append(ctx.with_added(rewards[-1].new_zeros(())))
-        margins = rewards[0] - rewards[1]
-        return PairLosses(-F.logsigmoid(margins), margins, torch.stack(added).mean())
+        def reward(tokens: Tensor, labels: Tensor, ctx: Ctx) -> Tensor:
+            value = model(tokens, ctx)[:, 0]
+            return value.to(at_least_fp32(value.dtype))
+
+        (chosen, rejected), added = run_sides(batch, sides(batch), seed, training, reward)
+        margins = chosen - rejected
+        return PairLosses(-F.logsigmoid(margins), margins, added)
 
     @classmethod
     def spec_for(cls, spec: Model) -> Model:

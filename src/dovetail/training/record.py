@@ -1,25 +1,79 @@
-"""What a run directory says of its run: settings, metrics, state. Nothing is changed, and no weight is read."""
+"""What a run directory says of its run: settings, metrics, state, and digests of the initial weights.
+
+initial.json    {"layers.0.mixer.q.weight": {"shape": [96, 96], "sha256": "…"}, …}
+
+By the digests two runs can be compared: did what they share start from the same bits? Reading a run changes nothing, and reads
+no weight.
+"""
 
 from __future__ import annotations
 
 import dataclasses as dc
+import hashlib
+import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
+from dovetail.core.declared_tensors import held
 from dovetail.core.errors import DovetailError, FileError
+from dovetail.core.module import tensor_at
 from dovetail.data.bits import bits_per_byte
-from dovetail.disk.model_files import LOSSES_FILE, RUN_FILE
-from dovetail.disk.replace import try_lock
+from dovetail.disk.atomic import try_locked, write_atomically
+from dovetail.disk.model_files import INITIAL_FILE, LOSSES_FILE, RUN_FILE
 from dovetail.disk.shape import check_shape
+from dovetail.disk.untrusted import Directory
 from dovetail.files.spec import from_mapping
 from dovetail.model import Model
 from dovetail.training.checkpoint import CHECKPOINTS, Checkpoints, read_manifest
-from dovetail.training.initial import Digests, read_initial
 from dovetail.training.metrics import StepMetrics, read_metrics
 from dovetail.training.settings import RECORDED, read_run
 from dovetail.training.task import OBJECTIVES
+from dovetail.transformer import Transformer
+
+# -- initial weights --------------------------------------------------------------------------------------------------
+
+
+Digests = Mapping[str, Mapping[str, Any]]
+
+
+def digests(model: Transformer) -> dict[str, dict[str, Any]]:
+    """The shape and the SHA-256 of every weight that a checkpoint holds."""
+    return {d.path: _digest(tensor_at(model, d.path)) for d in held(model, model.part) if d.checkpointed}
+
+
+def _digest(tensor: torch.Tensor) -> dict[str, Any]:
+    data: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return {"shape": list(tensor.shape), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def write_initial(place: Path, model: Transformer) -> None:
+    """Write the digests into a run directory, once: a resumed run was built with the same initial weights."""
+    if not (place / INITIAL_FILE).exists():
+        write_atomically(place / INITIAL_FILE, json.dumps(digests(model), indent=0))
+
+
+def read_initial(place: Path) -> Digests | None:
+    """The digests of a run; None where there are none, as in a run on several ranks."""
+    where = Directory(place)
+    if not where.has(INITIAL_FILE):
+        return None
+    data = where.json(INITIAL_FILE)
+    check_shape(data, {str: {"shape": [int], "sha256": str}}, str(where.place / INITIAL_FILE))
+    return data
+
+
+def shared(a: Digests, b: Digests) -> tuple[int, list[str]]:
+    """(number of weights with the same path and shape in both, the paths of those with other initial values)."""
+    common = [path for path in a if path in b and a[path]["shape"] == b[path]["shape"]]
+    return len(common), [path for path in common if a[path]["sha256"] != b[path]["sha256"]]
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
+
 
 DEPTH = 4  # levels of directories in which runs are looked for
 SHAPE = {  # of what is read of a run file, beside the spec
@@ -93,12 +147,9 @@ def _metrics(path: Path) -> Iterator[StepMetrics]:
 
 def _state(place: Path, settings: dict[str, Any], history: tuple[StepMetrics, ...]) -> State:
     """running: a process has the lock; complete: the last step is recorded; else interrupted."""
-    handle = os.open(place / RUN_FILE, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if not try_lock(handle):
+    with try_locked(place / RUN_FILE) as free:
+        if not free:
             return "running"
-    finally:
-        os.close(handle)
     steps = settings.get("steps") if "minutes" not in settings else _measured_steps(place)
     return "complete" if steps is not None and history and history[-1].step >= steps else "interrupted"
 

@@ -1,5 +1,5 @@
-"""Sources of rows: labeled texts, labeled images, pairs of texts (data/rows.py reads their files); training/tagging.py has
-tagged words.
+"""Sources of rows: labeled texts, labeled images (data/rows.py reads their files); training/tagging.py has tagged words,
+training/pairs.py pairs of texts.
 
     held out     a tenth of the rows, a random choice that depends on their number alone: every seed is measured on the same
     batch(step)  rows step·batch … of the epoch's permutation, which is keyed by (seed, epoch); the last rows that make no whole
@@ -21,8 +21,8 @@ from dovetail.core.errors import FileError, SpecError
 from dovetail.core.layout import TokenLayout
 from dovetail.core.scope import Scope
 from dovetail.data.corpus import Batch
-from dovetail.data.order import Permutation
-from dovetail.data.rows import held_out_rows, read_labeled_images, read_labeled_texts, read_pairs
+from dovetail.data.rows import held_out_rows, read_labeled_images, read_labeled_texts
+from dovetail.data.stream import Permutation
 from dovetail.model import Model
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.source import ROWS_NAMED, HeldOut, Note, Rows, Shape, Source, Table, TokenizerKind, tokenizer_for
@@ -45,30 +45,13 @@ def from_labels(path: Path, spec: Model, kind: TokenizerKind | Tokenizer, shape:
     check_classes(spec, len(data.classes), path)
     train, held_out = held_out_rows(len(data.texts), FRACTION)
     tokenizer, settings = tokenizer_for(path, "\n".join(data.texts[i] for i in train), spec, kind, note)
-    texts, labels = _Texts(data.texts, tokenizer, shape.length), torch.from_numpy(data.labels)
+    texts, labels = PaddedTexts(data.texts, tokenizer, shape.length), torch.from_numpy(data.labels)
 
     def make(rows: Rows) -> Batch:
         return Batch(texts.tokens[rows], labels[rows], texts.layout(rows))
 
     found = row_source(path, make, train, held_out, shape, tokenizer, {"labels": str(path), **settings}, data.sha256)
     return found._replace(classes=data.classes)
-
-
-def from_pairs(path: Path, spec: Model, kind: TokenizerKind | Tokenizer, shape: Shape, note: Note) -> Source:
-    """Read pairs of texts, and train a tokenizer on them."""
-    data = read_pairs(path)
-    train, held_out = held_out_rows(len(data.first), FRACTION)
-    joined = "\n".join(text for i in train for text in (data.first[i], data.second[i]))
-    tokenizer, settings = tokenizer_for(path, joined, spec, kind, note)
-    first, second = (_Texts(texts, tokenizer, shape.length) for texts in (data.first, data.second))
-
-    def make(rows: Rows) -> Batch:
-        none = torch.zeros(len(rows), dtype=torch.long)  # the partner of a row is its label
-        after = second.layout(rows).numbered(len(rows))  # dropout differs between the two texts
-        return Batch(first.tokens[rows], none, first.layout(rows), second.tokens[rows], after)
-
-    whole = held_out[: max(len(held_out) // shape.batch * shape.batch, min(len(held_out), shape.batch))]  # equal candidates
-    return row_source(path, make, train, whole, shape, tokenizer, {"pairs": str(path), **settings}, data.sha256)
 
 
 def _from_images(path: Path, spec: Model, shape: Shape) -> Source:
@@ -91,7 +74,7 @@ def _from_images(path: Path, spec: Model, shape: Shape) -> Source:
     return row_source(path, make, train, held_out, shape, None, {"labels": str(path)}, data.sha256)
 
 
-class _Texts:
+class PaddedTexts:
     """Token ids (N, n) of texts, padded on the right, and how many of each are real (N,)."""
 
     def __init__(self, texts: Sequence[str], tokenizer: Tokenizer, length: int) -> None:

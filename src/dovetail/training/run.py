@@ -2,11 +2,11 @@
 
     OUT/dovetail.yaml, tokenizer.json     from the start
     OUT/run.yaml                          the settings (training/settings.py); a run with others is refused
-    OUT/initial.json                      digests of the initial weights (training/initial.py)
+    OUT/initial.json                      digests of the initial weights (training/record.py)
     OUT/loss.jsonl                        the metrics of each step
     OUT/reference.safetensors             of preference tuning: log-probs of the initial weights (training/reference.py)
     OUT/samples.jsonl                     text that was generated as training went (training/samples.py)
-    OUT/tensorboard/, OUT/wandb/          the metrics, where they were asked for (training/logs.py)
+    OUT/tensorboard/, OUT/wandb/          the metrics, where they were asked for (training/metrics.py)
     OUT/checkpoints/step-00000120/        weights, optimizer, moving average, position in the data (training/checkpoint.py)
     OUT/model.safetensors                 at the end; adapter.yaml and adapter.safetensors of an adapter
 
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from dovetail.core.errors import FileError
-from dovetail.disk.atomic import write_atomically
+from dovetail.disk.atomic import try_lock, write_atomically
 from dovetail.disk.model_files import (
     CARRIED,
     INITIAL_FILE,
@@ -34,15 +34,14 @@ from dovetail.disk.model_files import (
     RUN_FILE,
     SAMPLES_FILE,
 )
-from dovetail.disk.replace import replacing, try_lock
+from dovetail.disk.replace import replacing
 from dovetail.disk.shape import check_shape
 from dovetail.disk.yaml import dump_yaml
 from dovetail.files.model_dir import must_be_free
 from dovetail.model import Model
 from dovetail.training.checkpoint import CHECKPOINTS, Checkpoints
 from dovetail.training.export import write_model, write_trained_adapter
-from dovetail.training.logs import LOGS, MetricsLog
-from dovetail.training.metrics import StepMetrics, read_metrics, to_jsonl
+from dovetail.training.metrics import LOGS, MetricsLog, StepMetrics, read_metrics, to_jsonl
 from dovetail.training.plan import CHECKPOINT_MINUTES, KEEP, Plan
 from dovetail.training.ranks import Ranks
 from dovetail.training.settings import FREE, differing, read_run

@@ -181,18 +181,21 @@ class _Staged:
 
     def prepare(self, pieces: Sequence[Batch]) -> None:
         """Learn the shapes of what stages send, which the first step does otherwise."""
-        self.pipeline.prepare([Piece(*self.objective.arguments(piece, 0, True)) for piece in pieces])
+        self.pipeline.prepare([self._piece(piece, 0) for piece in pieces])
 
     def step(self, pieces: Sequence[Batch], seed: int) -> LossSum:
         """The forward and backward passes of micro-batches; this rank's part of the loss."""
-        return self.pipeline.step([Piece(*self.objective.arguments(piece, seed, True)) for piece in pieces])
+        return self.pipeline.step([self._piece(piece, seed) for piece in pieces])
 
     def evaluate(self, batch: Batch, seed: int) -> dict[str, LossSum]:
         """The sums of a held-out batch."""
-        piece, hits = Piece(*self.objective.arguments(batch, seed, False)), self.objective.accuracy
+        piece, hits = self._piece(batch, seed, False), self.objective.accuracy
         loss, labels, *right = self.pipeline.evaluate(piece, hits)
         accuracy = {"accuracy": LossSum(right[0], labels)} if right else {}
         return {"loss": LossSum(loss, labels), **accuracy}
+
+    def _piece(self, batch: Batch, seed: int, training: bool = True) -> Piece:
+        return Piece(*self.objective.arguments(self.pipeline.model, batch, seed, training))
 
 
 def _pipeline(model: ModelModule, objective: Objective, plan: Plan, ranks: Ranks) -> _Staged | None:

@@ -1,6 +1,6 @@
 """Stragglers: ranks whose own work of a step takes longer than that of the others, which wait for them.
 
-    own work      data, forward and backward pass, without the seconds inside collectives (parallel/collective_time.py)
+    own work      data, forward and backward pass, without the seconds inside collectives (parallel/collective.py)
     straggler     median over WINDOW steps ≥ FACTOR · the median rank's, the lower of two middle ones
 
 The seconds of all ranks are sent with the loss, in its collective.
@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from dovetail.parallel.collective_time import waiting
+from dovetail.parallel.collective import waiting
 
 WINDOW = 20  # steps after which ranks are compared
 FACTOR = 1.5

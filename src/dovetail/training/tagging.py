@@ -6,7 +6,12 @@
 
 The label of a word is at its first token; other tokens, special ones and padding have none (Devlin et al. 2018). Words without
 a token of their own, and those beyond `length` tokens, are left out, and counted. Held-out rows are measured by the accuracy
-per word; if the tags are BIO, also by precision, recall and F1 of entities (training/entities.py).
+per word; if the tags are BIO, also by precision, recall and F1 of entities:
+
+    O O B-PER I-PER O B-LOC      ->      (2, 4, PER), (5, 6, LOC)
+
+B-X begins an entity of the type X, I-X continues it; an I-X after another type or after O begins one, as in conlleval
+(Tjong Kim Sang & De Meulder 2003). An entity is right if its type and both ends are.
 """
 
 from __future__ import annotations
@@ -27,40 +32,77 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import IGNORED, LossSum
 from dovetail.core.scope import Scope
 from dovetail.data.corpus import Batch
-from dovetail.data.rows import held_out_rows
-from dovetail.data.tags import TaggedWords, read_tagged_words
+from dovetail.data.rows import TaggedWords, held_out_rows, read_tagged_words
 from dovetail.disk.model_files import CLASSES_FILE
 from dovetail.model import Model, ModelModule
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.text.words import EncodedWords, encode_words
-from dovetail.training.entities import are_bio, count_entities, scores
-from dovetail.training.objective import NOT_A_SETTING, Objective, Reads, Setup, context, with_accuracy
+from dovetail.training.objective import NOT_A_SETTING, Labeled, Reads, Setup, with_accuracy
 from dovetail.training.rows import FRACTION, row_source
 from dovetail.training.source import Note, Rows, Shape, Source, TokenizerKind, tokenizer_for
+
+# -- entities ---------------------------------------------------------------------------------------------------------
+
+
+OUTSIDE = "O"
+COUNTS = ("right", "predicted", "labeled")
+
+
+def are_bio(names: Sequence[str]) -> bool:
+    """Whether tags are BIO, with at least one entity among them."""
+    entities = [name for name in names if name != OUTSIDE]
+    return bool(entities) and all(name[:2] in ("B-", "I-") and len(name) > 2 for name in entities)
+
+
+def entities(tags: Sequence[str]) -> set[tuple[int, int, str]]:
+    """The entities of a row: start, stop and type."""
+    found, start, kind = set[tuple[int, int, str]](), 0, ""
+    for i, tag in enumerate([*tags, OUTSIDE]):
+        own = tag[2:] if tag != OUTSIDE else ""
+        if kind and (tag.startswith("B-") or own != kind):
+            found.add((start, i, kind))
+            kind = ""
+        if own and not kind:
+            start, kind = i, own
+    return found
+
+
+def count_entities(predicted: Sequence[Sequence[str]], labeled: Sequence[Sequence[str]]) -> dict[str, int]:
+    """How many entities of several rows are right, predicted and labeled."""
+    pairs = [(entities(one), entities(other)) for one, other in zip(predicted, labeled, strict=True)]
+    rights = sum(len(one & other) for one, other in pairs)
+    return dict(zip(COUNTS, (rights, sum(len(one) for one, _ in pairs), sum(len(other) for _, other in pairs)), strict=True))
+
+
+def scores(counts: Mapping[str, float]) -> dict[str, float]:
+    """Precision, recall and F1 of counts, or of their means; 0 where there is no entity to divide by."""
+    right, predicted, labeled = (counts[name] for name in COUNTS)
+    ratios = {"precision": (right, predicted), "recall": (right, labeled), "f1": (2 * right, predicted + labeled)}
+    return {name: above / below if below else 0.0 for name, (above, below) in ratios.items()}
+
+
+# -- the objective ----------------------------------------------------------------------------------------------------
+
 
 SHOWN = 5  # tags that a message names
 ENTITIES = "entities."  # of the counts of entities
 
 
 @dc.dataclass(frozen=True)
-class TokenClassification(Objective):
+class TokenClassification(Labeled):
     """−log p(tag | the row) at the first token of each word."""
 
-    name: ClassVar[str] = "token_classification"
-    task: ClassVar[str] = "predicting a tag per word"
+    name, task = "token_classification", "predicting a tag per word"
     reads: ClassVar[Reads] = "tags"
     fresh: ClassVar[str | None] = "head"
 
     names: tuple[str, ...] = dc.field(default=(), metadata=NOT_A_SETTING)  # of the classes
 
-    def __call__(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:
-        return model.loss_sum(batch.tokens, batch.labels, context(batch, seed, training))
-
     def prepare(self, source: Source, setup: Setup) -> tuple[Self, Source]:
         return dc.replace(self, names=tuple(source.classes)), source
 
     def evaluate(self, model: ModelModule, batch: Batch, seed: int) -> dict[str, LossSum]:
-        loss, answers = model.loss_and_answers(batch.tokens, batch.labels, context(batch, seed, False))
+        loss, answers = model.loss_and_answers(*self.arguments(model, batch, seed, False))
         sums = with_accuracy((loss, (answers == batch.labels).sum()))
         if not are_bio(self.names):
             return sums

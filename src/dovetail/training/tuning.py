@@ -37,7 +37,7 @@ from dovetail.disk.untrusted import parse_object, read_regular
 from dovetail.model import Model
 from dovetail.text.chat import ChatTemplate
 from dovetail.text.conversation import Encoded, TurnEncoder
-from dovetail.training.objective import NextToken, Reads, TuningData
+from dovetail.training.objective import NextToken, Objective, Reads, TuningData
 from dovetail.training.rows import FRACTION, row_source
 from dovetail.training.source import Note, Rows, Shape, Source, check_vocab
 
@@ -46,23 +46,33 @@ MULTIPLE = 16  # of which the tokens of a padded row are one: fewer shapes, and 
 NAMED = 3  # rows that a message names
 
 
-class Sft(NextToken):
-    """Supervised fine-tuning: the next token of answers alone."""
+class TuningObjective(Objective):
+    """An objective on tuning rows."""
 
-    name, task, generates = "sft", "predicting the tokens of answers", False
     reads: ClassVar[Reads] = "chats"
     settings = ("template",)
-    accuracy = True
 
-    def metrics(self, means: Any) -> dict[str, float]:
-        return {**super().metrics(means), "accuracy": means["accuracy"]}
+    @classmethod
+    def check(cls, spec: Model) -> None:
+        NextToken.check(spec)
 
     @classmethod
     def read(cls, path: Path, spec: Model, shape: Shape, note: Note, data: TuningData) -> Source:
+        """Read answers, several per row."""
         rows = TuningRows(path, *read_answers(path), spec, shape, note, data)
         packs = Packs([one for (one,) in rows.encoded], rows.parts, shape)
         names = [" + ".join(rows.rows[i].where for i in pack) for pack in packs.packs]
         return rows.source(packs.batch, packs.train, packs.held_out, names)
+
+
+class Sft(TuningObjective, NextToken):
+    """Supervised fine-tuning: the next token of answers alone."""
+
+    name, task, generates = "sft", "predicting the tokens of answers", False
+    accuracy = True
+
+    def metrics(self, means: Any) -> dict[str, float]:
+        return {**super().metrics(means), "accuracy": means["accuracy"]}
 
 
 class TuningRows:

@@ -5,7 +5,7 @@ result = diff(a, b, picks)                     layer j of b is compared with lay
 tensors = apply(result, tensors_of_a, init_b)  the tensors of b, with every transformation applied
 """
 
-from dovetail.weights.surgery.select_layers import parse_picks, picked
+from dovetail.weights.surgery.resize import parse_picks, picked
 from dovetail.weights.surgery.status import Diff, Row, Status, diff
 from dovetail.weights.surgery.transfer import apply
 

@@ -12,6 +12,7 @@ import dataclasses as dc
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from dovetail.account import and_above
 from dovetail.core.part import Part, join, plain, walk, weights_of
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
@@ -144,12 +145,8 @@ def places(spec: Part) -> Iterator[tuple[str, Part, Scope, str]]:
 
 
 def _parent(path: str, visited: dict[str, tuple[str, Part]]) -> tuple[tuple[str, Part] | None, str]:
-    above = path
-    while above:
-        above = above.rpartition(".")[0]
-        if above in visited:
-            return visited[above], path.removeprefix(above).lstrip(".")
-    return None, ""
+    above = next((above for above in and_above(path) if above in visited), None)
+    return (None, "") if above is None else (visited[above], path.removeprefix(above).lstrip("."))
 
 
 def _field(parent: Part, name: str, part: Part) -> str:

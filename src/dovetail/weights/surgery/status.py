@@ -25,7 +25,7 @@ from dovetail.core.errors import SpecError
 from dovetail.core.weight import KV_HEADS, Weight
 from dovetail.model import Model
 from dovetail.weights.surgery.change import Change, changes, sizes
-from dovetail.weights.surgery.select_layers import came_from, picked
+from dovetail.weights.surgery.resize import came_from, picked
 from dovetail.weights.surgery.tensors import Content, Tensor, tensors
 
 Status = Literal["kept", "reinterpreted", "transformed", "new", "dropped", "impossible"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from dovetail.account import and_above
 from dovetail.core.part import Part, join, weights_of
 from dovetail.core.scope import Scope
 from dovetail.core.weight import KV_HEADS, PACKED_AXIS, Weight
@@ -123,12 +124,8 @@ def _branch(path: str, part: Part, place: str, branches: dict[str, Branch]) -> B
     """A block or a model begins new branches; a module below one of their children belongs to that child's branch."""
     if isinstance(part, (Block, Model)):
         return Branch(place, "", isinstance(part, Block))
-    above = path
-    while True:
-        above = above.rpartition(".")[0]
-        if above in branches:
-            parent = branches[above]
-            return Branch(parent.home, parent.place or place, parent.wired, (*parent.owners, Owner(place, path, part)))
+    parent = next(branches[above] for above in and_above(path) if above in branches)
+    return Branch(parent.home, parent.place or place, parent.wired, (*parent.owners, Owner(place, path, part)))
 
 
 def _within(path: str, root: str) -> bool:
