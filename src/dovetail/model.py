@@ -65,18 +65,13 @@ class PreNorm(Scaled):
 
     first_norm: bool = True  # False: the first branch reads the stream itself (ModernBERT, where the embedding is normed)
 
-    def module(self) -> type[Module]:
-        return PreNormModule
+    SAMPLES = {**Scaled.SAMPLES, "first_norm": [True, False]}
 
     def norms(self, steps: Steps) -> tuple[str, ...]:
         return tuple(f"{step[0]}_norm" for step in steps[0 if self.first_norm else 1 :])
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {**super().samples(), "first_norm": [True, False]}
 
-
-class PreNormModule(WireModule):
+class PreNormModule(WireModule, of=PreNorm):
     """x (…, n, embed) -> like x."""
 
     def setup(self) -> None:
@@ -109,9 +104,6 @@ class Block(Part):
     cross: CrossMixer | None = None
     ffn: Ffn | None = child("glu")
     shares: int | None = bounded(None, at_least=0)  # an earlier layer whose weights it uses; its decode state is its own
-
-    def module(self) -> type[Module]:
-        return BlockModule
 
     def steps(self) -> Steps:
         """Names of the branches that are there, in order."""
@@ -175,7 +167,7 @@ class Block(Part):
         return found
 
 
-class BlockModule(Branching):
+class BlockModule(Branching, of=Block):
     """x (…, n, embed) -> like x; between blocks of several residual streams it is (…, n, streams, embed)."""
 
     part: Block
@@ -237,8 +229,7 @@ class Model(Part):
     mtp: tuple[Mtp, ...] = ()  # one per depth of multi-token prediction
     init: Init = child("normal")
 
-    def module(self) -> type[Module]:
-        return ModelModule
+    SAMPLES = {"dropout": [0.0, 0.2]}
 
     def axes(self, scope: Scope) -> Scope:
         sizes = {"embed": self.width, "vocab": self.vocab, "coords": self.embed.coords}
@@ -322,10 +313,6 @@ class Model(Part):
             found.append(Problem("layers", f"windows reach {field} tokens back in all, fewer than the {length} asked for"))
         return found
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"dropout": [0.0, 0.2]}
-
     # -- changing a spec
 
     def swap(self, where: str, new: Any) -> Self:
@@ -403,7 +390,7 @@ class Model(Part):
 
 
 @checks_keywords
-class ModelModule(Module):
+class ModelModule(Module, of=Model):
     """inputs -> logits."""
 
     part: Model

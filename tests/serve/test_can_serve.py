@@ -25,7 +25,7 @@ MASKS = [
     {"kind": kind, field: value}
     for kind, cls in sorted(KINDS.items())
     if issubclass(cls, Mask)
-    for field, values in (cls.samples() or {"": [None]}).items()
+    for field, values in (cls.SAMPLES or {"": [None]}).items()
     for value in values
 ]
 NESTED = [

@@ -179,7 +179,7 @@ class Position(Part):
         return None
 
 
-class PositionModule(Module):
+class PositionModule(Module, of=Position):
     """The identity at every place. The model and attention call all methods, whichever kind of position they have."""
 
     def embed(self, x: Tensor, layout: TokenLayout) -> Tensor:

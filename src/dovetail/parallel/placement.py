@@ -89,7 +89,7 @@ def tp_regions(
     """Yield every tensor-parallel region of a spec, in module order; axes in `whole` are not sharded."""
     outer = scope
     scope = part.axes((scope or Scope()).entered(path))
-    if part.tp_region():
+    if part.tp_region:
         own = scope.added - whole
         hits = [hit for weight in weights_of(part, scope) if (hit := major(weight, scope, own)) is not None]
         summed = {axis for dim, axis, weight in hits if _is_summed(dim, weight, scope, own)}

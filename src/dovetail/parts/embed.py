@@ -9,7 +9,7 @@ patches   a linear projection of each patch of an image, after a class token (Do
 from __future__ import annotations
 
 from math import sqrt
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,6 @@ from dovetail.core.field import MAX_FACTOR, bounded
 from dovetail.core.group import Embed, EmbedModule
 from dovetail.core.layout import TokenLayout
 from dovetail.core.linear import Linear, dtype_of
-from dovetail.core.module import Module
 from dovetail.core.part import Mistake, Problem, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
@@ -50,8 +49,13 @@ class Tokens(Embed):
         None, above=0, widens=True
     )  # of the table, where it is projected to the residual stream; None: the same
 
-    def module(self) -> type[Module]:
-        return TokensModule
+    SAMPLES = {
+        "scale": [1.0, 2.0],
+        "scale_by_width": [False, True],
+        "shared": [False, True],
+        "types": [0, 2],
+        "width": [None, 10],
+    }
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(types=self.types)
@@ -82,13 +86,8 @@ class Tokens(Embed):
     def example(self, scope: Scope, batch: int, n: int, generator: torch.Generator) -> Tensor:
         return torch.randint(0, scope.size("vocab"), (batch, n), generator=generator)
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        flags = {"scale_by_width": [False, True], "shared": [False, True]}
-        return {"scale": [1.0, 2.0], **flags, "types": [0, 2], "width": [None, 10]}
 
-
-class TokensModule(EmbedModule):
+class TokensModule(EmbedModule, of=Tokens):
     """tokens (…, n) -> x (…, n, embed)."""
 
     part: Tokens
@@ -138,8 +137,7 @@ class Patches(Embed):
     class_token: bool = True
     bias: bool = True
 
-    def module(self) -> type[Module]:
-        return PatchesModule
+    SAMPLES = {"image": [12, 18], "patch": [3, 6], "channels": [3, 1], "class_token": [True, False], "bias": [True, False]}
 
     def side(self) -> int:
         """Patches per side."""
@@ -172,12 +170,8 @@ class Patches(Embed):
     def causal(self) -> bool:
         return False
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"image": [12, 18], "patch": [3, 6], "channels": [3, 1], "class_token": [True, False], "bias": [True, False]}
 
-
-class PatchesModule(EmbedModule):
+class PatchesModule(EmbedModule, of=Patches):
     """images (batch, channels, height, width) -> x (batch, n, embed)."""
 
     part: Patches

@@ -17,7 +17,7 @@ Per token: (…, n, embed) -> (…, n, answers). Pooled: one answer per document
 from __future__ import annotations
 
 import dataclasses as dc
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -98,8 +98,7 @@ class Lm(Head):
     scale: float = bounded(1.0, above=0)  # multiplies the logits
     softcap: float | None = bounded(None, above=0, remedy="use null for none")
 
-    def module(self) -> type[Module]:
-        return LmModule
+    SAMPLES = {"tied": [True, False], "bias": [False, True], "scale": [1.0, 0.5], "softcap": [None, 3.0]}
 
     def weights(self, scope: Scope) -> list[Weight]:
         return _vocabulary(self.tied, self.bias)
@@ -119,12 +118,8 @@ class Lm(Head):
     def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randint(0, scope.size("vocab"), shape, generator=generator)
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"tied": [True, False], "bias": [False, True], "scale": [1.0, 0.5], "softcap": [None, 3.0]}
 
-
-class LmModule(TokenLogitsModule):
+class LmModule(TokenLogitsModule, of=Lm):
     """x (…, embed) -> logits (…, vocab)."""
 
     answers = VOCAB
@@ -155,8 +150,7 @@ class MaskedLm(Head):
     bias: bool = True
     dense_bias: bool = True
 
-    def module(self) -> type[Module]:
-        return MaskedLmModule
+    SAMPLES = {"tied": [True, False], "bias": [True, False], "dense_bias": [True, False]}
 
     def weights(self, scope: Scope) -> list[Weight]:
         width = self.inner(scope)
@@ -175,12 +169,8 @@ class MaskedLm(Head):
     def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randint(0, scope.size("vocab"), shape, generator=generator)
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"tied": [True, False], "bias": [True, False], "dense_bias": [True, False]}
 
-
-class MaskedLmModule(TokenLogitsModule):
+class MaskedLmModule(TokenLogitsModule, of=MaskedLm):
     """x (…, embed) -> logits (…, vocab)."""
 
     answers = VOCAB
@@ -210,6 +200,8 @@ class ByClass(Head):
     dense_bias: bool = True
     dropout: float = bounded(0.0, at_least=0, below=1)  # before the last matrix
 
+    SAMPLES = {"classes": [3, 5], "dense_bias": [True, False], "dropout": [0.0, 0.2]}
+
     def axes(self, scope: Scope) -> Scope:
         return scope.add(classes=self.classes)
 
@@ -232,12 +224,8 @@ class ByClass(Head):
     def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randint(0, self.classes, shape, generator=generator)
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"classes": [3, 5], "dense_bias": [True, False], "dropout": [0.0, 0.2]}
 
-
-class ByClassModule(TokenLogitsModule):
+class ByClassModule(TokenLogitsModule, of=ByClass):
     """x (…, embed) -> logits (…, classes)."""
 
     answers = ("classes",)
@@ -270,8 +258,7 @@ class Classifier(ByClass):
 
     pooling: Pool = "first"
 
-    def module(self) -> type[Module]:
-        return ClassifierModule
+    SAMPLES = {**ByClass.SAMPLES, "pooling": ["first", "last", "mean"]}
 
     def pools(self) -> bool:
         return True
@@ -279,12 +266,8 @@ class Classifier(ByClass):
     def ranks(self) -> bool:
         return self.classes == 1
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {**super().samples(), "pooling": ["first", "last", "mean"]}
 
-
-class ClassifierModule(ByClassModule):
+class ClassifierModule(ByClassModule, of=Classifier):
     """x (…, n, embed) -> logits (documents, classes)."""
 
     def setup(self) -> None:
@@ -305,9 +288,6 @@ class ClassifierModule(ByClassModule):
 class TokenClassifier(ByClass):
     """Token classification: logits over `classes` per token."""
 
-    def module(self) -> type[Module]:
-        return ByClassModule
-
 
 @register("pooled_embedding")
 class PooledEmbedding(Head):
@@ -320,8 +300,7 @@ class PooledEmbedding(Head):
     dense: bool = False  # through tanh(W · + b), BERT's pooler
     unit: bool = False  # scaled to length 1
 
-    def module(self) -> type[Module]:
-        return PooledEmbeddingModule
+    SAMPLES = {"pooling": ["mean", "first", "last"], "dense": [False, True], "unit": [False, True]}
 
     def weights(self, scope: Scope) -> list[Weight]:
         if not self.dense:
@@ -338,12 +317,8 @@ class PooledEmbedding(Head):
     def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randn(*shape, scope.size("embed"), generator=generator, dtype=torch.float64)
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"pooling": ["mean", "first", "last"], "dense": [False, True], "unit": [False, True]}
 
-
-class PooledEmbeddingModule(HeadModule):
+class PooledEmbeddingModule(HeadModule, of=PooledEmbedding):
     """x (…, n, embed) -> vector (documents, embed)."""
 
     part: PooledEmbedding
@@ -371,8 +346,7 @@ class Reward(Head):
 
     pooling: Pool = "last"
 
-    def module(self) -> type[Module]:
-        return RewardModule
+    SAMPLES = {"pooling": ["last", "first", "mean"]}
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(one=1)
@@ -389,12 +363,8 @@ class Reward(Head):
     def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randn(*shape, 1, generator=generator, dtype=torch.float64)
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"pooling": ["last", "first", "mean"]}
 
-
-class RewardModule(HeadModule):
+class RewardModule(HeadModule, of=Reward):
     """x (…, n, embed) -> value (documents, 1)."""
 
     part: Reward

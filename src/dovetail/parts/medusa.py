@@ -20,7 +20,6 @@ from torch import Tensor
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Act, Head, Mtp, MtpModule
-from dovetail.core.module import Module
 from dovetail.core.part import Part, Problem, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
@@ -38,8 +37,7 @@ class Medusa(Mtp):
     act: Act = child("silu")
     head: Head | None = None  # its own; None: that of the model
 
-    def module(self) -> type[Module]:
-        return MedusaModule
+    SAMPLES = {"weight": [0.3, 0.1], "blocks": [1, 2], "head": [None, {"kind": "lm", "tied": False}]}
 
     def own_head(self) -> Head | None:
         return self.head
@@ -60,10 +58,6 @@ class Medusa(Mtp):
             return [Problem("head", "is tied to the embedding; a head of its own has weights of its own", remedy)]
         return []
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"weight": [0.3, 0.1], "blocks": [1, 2], "head": [None, {"kind": "lm", "tied": False}]}
-
 
 def _residual(name: str) -> list[Weight]:
     return [
@@ -72,7 +66,7 @@ def _residual(name: str) -> list[Weight]:
     ]
 
 
-class MedusaModule(MtpModule):
+class MedusaModule(MtpModule, of=Medusa):
     """hidden (…, n, embed) -> like hidden."""
 
     part: Medusa

@@ -7,8 +7,6 @@ Vaswani et al. 2017.
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
@@ -33,8 +31,8 @@ class Mlp(Ffn):
     bias: bool = True
     dropout: float = bounded(0.0, at_least=0, below=1)
 
-    def module(self) -> type[Module]:
-        return MlpModule
+    tp_region = True
+    SAMPLES = {"hidden": [44, 36], "bias": [True, False], "dropout": [0.0, 0.2]}
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(ffn=4 * scope.size("embed") if self.hidden is None else self.hidden)
@@ -52,15 +50,8 @@ class Mlp(Ffn):
         hidden, usual = scope.size("ffn"), 4 * scope.size("embed")
         return [] if hidden == usual else [Problem("hidden", f"{hidden} is not the usual 4·width = {usual} of a plain ffn")]
 
-    def tp_region(self) -> bool:
-        return True
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"hidden": [44, 36], "bias": [True, False], "dropout": [0.0, 0.2]}
-
-
-class MlpModule(Module):
+class MlpModule(Module, of=Mlp):
     """x (…, embed) -> like x."""
 
     part: Mlp

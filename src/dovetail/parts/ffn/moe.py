@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -61,8 +61,17 @@ class MoE(Ffn):
     shared_gate: bool = False
     norm: Norm | None = None  # of what the experts read; the router reads x
 
-    def module(self) -> type[Module]:
-        return MoEModule
+    SAMPLES = {
+        "experts": [4, 6],
+        "hidden": [20, 12],
+        "gated": [True, False],
+        "bias": [False, True],
+        "limit": [None, 0.8],
+        "plus_one": [False, True],
+        "latent": [None, 16],
+        "shared": [None, {"kind": "glu", "hidden": 36}],
+        "shared_gate": [False, True],
+    }
 
     def children(self) -> dict[str, Part]:
         optional = {"norm": self.norm, "shared": self.shared}
@@ -97,22 +106,8 @@ class MoE(Ffn):
             problems.append(Problem("shared", "a shared expert has no router", "use glu or mlp"))
         return problems
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {
-            "experts": [4, 6],
-            "hidden": [20, 12],
-            "gated": [True, False],
-            "bias": [False, True],
-            "limit": [None, 0.8],
-            "plus_one": [False, True],
-            "latent": [None, 16],
-            "shared": [None, {"kind": "glu", "hidden": 36}],
-            "shared_gate": [False, True],
-        }
 
-
-class MoEModule(Module):
+class MoEModule(Module, of=MoE):
     """x (…, n, embed) -> like x."""
 
     part: MoE
@@ -147,8 +142,7 @@ class Bank(Part):
 
     of: MoE
 
-    def module(self) -> type[Module]:
-        return BankModule
+    tp_region = True
 
     def children(self) -> dict[str, Part]:
         return {}
@@ -171,11 +165,8 @@ class Bank(Part):
     def constant(self, name: str, scope: Scope) -> Tensor:
         return torch.arange(self.of.experts)
 
-    def tp_region(self) -> bool:
-        return True
 
-
-class BankModule(Module):
+class BankModule(Module, of=Bank):
     """x (…, n, embed or latent), chosen and weights (…, n, k) -> like x."""
 
     part: Bank

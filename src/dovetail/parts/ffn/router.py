@@ -24,7 +24,7 @@ Shapes: x (…, n, embed)   logits, s (…, n, experts)   chosen, weights (…, 
 from __future__ import annotations
 
 import dataclasses as dc
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -70,6 +70,22 @@ class TopK(Router):
     capacity: float | None = bounded(None, above=0, remedy="use null for no limit")
 
     best: ClassVar[int]  # the number of experts whose scores sum to the score of a group
+
+    SAMPLES = {
+        "top_k": [2, 1, 4],
+        "normalize": [True, False],
+        "scale": [1.0, 1.7],
+        "bias": [False, True],
+        "input_scale": [1.0, 0.4],
+        "expert_scale": [False, True],
+        "groups": [1, 2, 3],
+        "top_groups": [1, 2],
+        "noise": [0.0, 2.5],
+        "balance_loss": [0.0, 0.03],
+        "z_loss": [0.0, 0.01],
+        "balance_bias": [False, True],
+        "capacity": [None, 0.1],
+    }
 
     def choices(self) -> int:
         return self.top_k
@@ -119,24 +135,6 @@ class TopK(Router):
         if self.top_k > self.top_groups * size:
             return [Problem("top_k", f"{self.top_groups} groups of {size} experts are fewer than {self.top_k} experts")]
         return []
-
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {
-            "top_k": [2, 1, 4],
-            "normalize": [True, False],
-            "scale": [1.0, 1.7],
-            "bias": [False, True],
-            "input_scale": [1.0, 0.4],
-            "expert_scale": [False, True],
-            "groups": [1, 2, 3],
-            "top_groups": [1, 2],
-            "noise": [0.0, 2.5],
-            "balance_loss": [0.0, 0.03],
-            "z_loss": [0.0, 0.01],
-            "balance_bias": [False, True],
-            "capacity": [None, 0.1],
-        }
 
     def excepts(self, scope: Scope) -> dict[str, str]:
         if self.top_k > 1 or not self.normalize or self.balance_loss or self.z_loss:
@@ -249,14 +247,11 @@ class SoftmaxRouter(TopK):
 
     best = 1
 
-    def module(self) -> type[Module]:
-        return SoftmaxRouterModule
-
     def idle(self, scope: Scope) -> frozenset[str]:
         return frozenset({"normalize"} if self.top_k == scope.size("experts") else ())  # the probs of all experts sum to 1
 
 
-class SoftmaxRouterModule(TopKModule):
+class SoftmaxRouterModule(TopKModule, of=SoftmaxRouter):
     """x (…, n, embed) -> chosen, weights (…, n, top_k)."""
 
     def scores(self, logits: Tensor) -> Tensor:
@@ -272,11 +267,8 @@ class SigmoidRouter(TopK):
 
     best = 2
 
-    def module(self) -> type[Module]:
-        return SigmoidRouterModule
 
-
-class SigmoidRouterModule(TopKModule):
+class SigmoidRouterModule(TopKModule, of=SigmoidRouter):
     """x (…, n, embed) -> chosen, weights (…, n, top_k)."""
 
     def scores(self, logits: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ q and k are positions within a document.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -68,6 +68,8 @@ class Window(Mask):
     size: int = bounded(256, above=0)
     keep: int = bounded(0, at_least=0)
 
+    SAMPLES = {"size": [5, 8], "keep": [0, 2]}
+
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         near = distance(q, k).abs() < self.size
         return near | (k.order < self.keep)[..., None, None, :] if self.keep else near
@@ -89,10 +91,6 @@ class Window(Mask):
     def relative(self) -> bool:
         return self.keep == 0
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"size": [5, 8], "keep": [0, 2]}
-
 
 @register("prefix")
 class Prefix(Mask):
@@ -100,6 +98,8 @@ class Prefix(Mask):
 
     joins: ClassVar[Literal["all", "any"]] = "any"
     length: int = bounded(64, above=0)
+
+    SAMPLES = {"length": [4, 7]}
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         shape = torch.broadcast_shapes(q.order.shape[:-1], k.order.shape[:-1])
@@ -117,16 +117,14 @@ class Prefix(Mask):
     def kept(self) -> int:
         return self.length
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"length": [4, 7]}
-
 
 @register("global_tokens")
 class GlobalTokens(Mask):
     """Global tokens: the first `tokens` see every token, and every token sees them."""
 
     tokens: int = bounded(1, above=0)
+
+    SAMPLES = {"tokens": [2, 5]}
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         return ((q.order < self.tokens)[..., :, None] | (k.order < self.tokens)[..., None, :])[..., None, :, :]
@@ -141,10 +139,6 @@ class GlobalTokens(Mask):
     def kept(self) -> int:
         return self.tokens
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"tokens": [2, 5]}
-
 
 @register("block_local")
 class BlockLocal(Mask):
@@ -152,6 +146,8 @@ class BlockLocal(Mask):
 
     size: int = bounded(64, above=0)
     back: int = bounded(0, at_least=0)
+
+    SAMPLES = {"size": [4, 6], "back": [0, 1]}
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         apart = (q.order // self.size)[..., :, None] - (k.order // self.size)[..., None, :]
@@ -163,7 +159,3 @@ class BlockLocal(Mask):
 
     def reach(self) -> int | None:
         return self.size * (self.back + 1)
-
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"size": [4, 6], "back": [0, 1]}

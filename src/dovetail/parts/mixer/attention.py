@@ -13,8 +13,6 @@ Vaswani et al. 2017; Shazeer 2019 (MQA); Ainslie et al. 2023 (GQA); Dehghani et 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -90,8 +88,24 @@ class Attention(SoftmaxMixer):
 
     source = "embed"  # the axis that keys and values are projected from
 
-    def module(self) -> type[Module]:
-        return AttentionModule
+    SAMPLES = {
+        "heads": [6, 4],
+        "kv_heads": [2, None, 1],
+        "head": [12],
+        "scale": [None, 0.4],
+        "bias": [False, True],
+        "out_bias": [False, True],
+        "packed": [False, True],
+        "qk_norm_whole": [False, True],
+        "qk_norm_after": [False, True],
+        "k_is_v": [False, True],
+        "softcap": [None, 2.0],
+        "sink": [False, True],
+        "prefix": [0, 3],
+        "gate": [False, True],
+        "earlier": [None],  # two layers must agree: sampled with both
+        "dropout": [0.0, 0.2],
+    }
 
     def attends(self) -> bool:
         return True
@@ -221,27 +235,6 @@ class Attention(SoftmaxMixer):
             problems.append(Problem("mask", what, "keep a few: {kind: window, size: …, keep: 4}"))
         return problems
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {
-            "heads": [6, 4],
-            "kv_heads": [2, None, 1],
-            "head": [12],
-            "scale": [None, 0.4],
-            "bias": [False, True],
-            "out_bias": [False, True],
-            "packed": [False, True],
-            "qk_norm_whole": [False, True],
-            "qk_norm_after": [False, True],
-            "k_is_v": [False, True],
-            "softcap": [None, 2.0],
-            "sink": [False, True],
-            "prefix": [0, 3],
-            "gate": [False, True],
-            "earlier": [None],  # two layers must agree: sampled with both
-            "dropout": [0.0, 0.2],
-        }
-
     def idle(self, scope: Scope) -> frozenset[str]:
         return super().idle(scope) | (frozenset() if self.position.rotates else {"qk_norm_after"})
 
@@ -259,7 +252,7 @@ class Attention(SoftmaxMixer):
         return reasons
 
 
-class AttentionModule(SoftmaxModule):
+class AttentionModule(SoftmaxModule, of=Attention):
     """x (…, n, embed) -> like x."""
 
     part: Attention
@@ -349,9 +342,6 @@ class CrossAttention(CrossMixer, Attention):
     source = "encoder"
     own = "attention"
 
-    def module(self) -> type[Module]:
-        return CrossAttentionModule
-
     def state(self, scope: Scope) -> list[State]:
         return [State(name="kv", axes=("kv_heads", "head"), copies=2, per="source")]
 
@@ -376,7 +366,7 @@ class CrossAttention(CrossMixer, Attention):
         return [p for p in super().advise(scope, length) if p.field == "head"]
 
 
-class CrossAttentionModule(AttentionModule, CrossModule):
+class CrossAttentionModule(AttentionModule, CrossModule, of=CrossAttention):
     """x (…, n, embed), encoder output (…, m, encoder) -> like x."""
 
     def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE, values: Values = UNREAD) -> Tensor:

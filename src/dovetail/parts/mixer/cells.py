@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,6 @@ from torch import Tensor
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.linear import Linear
-from dovetail.core.module import Module
 from dovetail.core.part import Problem, register
 from dovetail.core.recur import Carry, Recurrent, RecurrentModule, last_of_source
 from dovetail.core.rows import SequenceRows
@@ -50,8 +49,14 @@ class Cell(Recurrent):
     out_bias: bool = False
     from_encoder: bool = False  # whether the state starts from the encoder output, rather than from zeros
 
-    def module(self) -> type[Module]:
-        return CellModule
+    tp_region = True
+    SAMPLES = {
+        "inner": [20, 12],
+        "heads": [1, 2, 4],
+        "bias": [True, False],
+        "out_bias": [False, True],
+        "from_encoder": [False, True],
+    }
 
     def starts_from_encoder(self) -> bool:
         return self.from_encoder
@@ -100,16 +105,8 @@ class Cell(Recurrent):
     def excepts(self, scope: Scope) -> dict[str, str]:
         return {"invariant": "the recurrent matrix multiplies the states of all rows at once, token by token"}
 
-    def tp_region(self) -> bool:
-        return True
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        flags = {"bias": [True, False], "out_bias": [False, True], "from_encoder": [False, True]}
-        return {"inner": [20, 12], "heads": [1, 2, 4], **flags}
-
-
-class CellModule(RecurrentModule):
+class CellModule(RecurrentModule, of=Cell):
     """u (rows, n, embed) -> like u."""
 
     part: Cell
@@ -180,15 +177,12 @@ class Gru(Cell):
     gates: ClassVar[int] = 3
     step: ClassVar[Step] = staticmethod(gru_step)
 
-    def module(self) -> type[Module]:
-        return GruModule
-
     def weights(self, scope: Scope) -> list[Weight]:
         bias = [Weight(name="held_bias", out=("heads", "head"), init="zeros", role="bias")]
         return super().weights(scope) + (bias if self.bias else [])
 
 
-class GruModule(CellModule):
+class GruModule(CellModule, of=Gru):
     """The GRU has one bias of its own, which the reset gate scales; all others are in x."""
 
     held_bias: Tensor

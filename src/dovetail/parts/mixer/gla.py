@@ -11,8 +11,6 @@ Yang et al. 2024.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -42,8 +40,8 @@ class GLA(Recurrent):
     gate_normalizer: float = bounded(16.0, above=0, remedy="use 1 for no root")  # τ: the larger, the slower the decay
     norm: Norm = child("rmsnorm")
 
-    def module(self) -> type[Module]:
-        return GLAModule
+    tp_region = True
+    SAMPLES = {"heads": [2, 4], "key_size": [5, None], "value_size": [6, None], "rank": [3, 8], "gate_normalizer": [16.0, 1.5]}
 
     def axes(self, scope: Scope) -> Scope:
         each = scope.size("embed") // max(self.heads, 1)
@@ -77,15 +75,8 @@ class GLA(Recurrent):
                 problems.append(Problem("heads", f"{parts} does not divide the width, {width}, for `{name}`", f"set `{name}`"))
         return problems
 
-    def tp_region(self) -> bool:
-        return True
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"heads": [2, 4], "key_size": [5, None], "value_size": [6, None], "rank": [3, 8], "gate_normalizer": [16.0, 1.5]}
-
-
-class GLAModule(RecurrentModule):
+class GLAModule(RecurrentModule, of=GLA):
     """x (rows, n, embed) -> like x."""
 
     part: GLA

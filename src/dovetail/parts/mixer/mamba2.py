@@ -13,8 +13,6 @@ Dao & Gu 2024; Zuo et al. 2025 (Falcon-H1). Statistics of a norm over all heads 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -56,8 +54,20 @@ class Mamba2(Recurrent):
     norm: Norm | None = child("rmsnorm")
     norm_before_gate: bool = False
 
-    def module(self) -> type[Module]:
-        return Mamba2Module
+    tp_region = True
+    SAMPLES = {
+        "inner": [60, 36],
+        "head": [6, 3],
+        "state_size": [5, 8],
+        "groups": [1, 2],
+        "conv_size": [4, 3],
+        "bias": [False, True],
+        "conv_bias": [True, False],
+        "multipliers": [[1.0] * len(PROJECTIONS), [0.5, 1.4, 0.7, 1.3, 0.9]],
+        "dt_min": [0.0, 0.005],
+        "dt_max": [None, 0.06],
+        "norm_before_gate": [False, True],
+    }
 
     def axes(self, scope: Scope) -> Scope:
         inner = self.inner or 2 * scope.size("embed")
@@ -122,27 +132,8 @@ class Mamba2(Recurrent):
             problems.append(Problem("norm_before_gate", "there is no norm", "set `norm`, or leave this false"))
         return problems
 
-    def tp_region(self) -> bool:
-        return True
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {
-            "inner": [60, 36],
-            "head": [6, 3],
-            "state_size": [5, 8],
-            "groups": [1, 2],
-            "conv_size": [4, 3],
-            "bias": [False, True],
-            "conv_bias": [True, False],
-            "multipliers": [[1.0] * len(PROJECTIONS), [0.5, 1.4, 0.7, 1.3, 0.9]],
-            "dt_min": [0.0, 0.005],
-            "dt_max": [None, 0.06],
-            "norm_before_gate": [False, True],
-        }
-
-
-class Mamba2Module(RecurrentModule):
+class Mamba2Module(RecurrentModule, of=Mamba2):
     """u (rows, n, embed) -> like u."""
 
     part: Mamba2

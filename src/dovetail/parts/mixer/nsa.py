@@ -27,7 +27,7 @@ from dovetail.core.field import bounded
 from dovetail.core.group import Mask, Position
 from dovetail.core.layout import TokenLayout
 from dovetail.core.linear import Linear
-from dovetail.core.module import Module, at_least_fp32
+from dovetail.core.module import at_least_fp32
 from dovetail.core.part import KINDS, Part, Problem, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule, check_heads, head_size
@@ -57,8 +57,14 @@ class NSA(SoftmaxMixer):
     window: int = bounded(512, above=0)  # tokens, the query's own included
     position: Position = child("rope")
 
-    def module(self) -> type[Module]:
-        return NSAModule
+    SAMPLES = {
+        "heads": [6, 4],
+        "kv_heads": [2, None, 1],
+        "head": [12],
+        "block": [4, 3],
+        "top": [1, 2],
+        "window": [5, 8],
+    }
 
     def groups(self) -> int:
         """The number of KV heads."""
@@ -134,19 +140,8 @@ class NSA(SoftmaxMixer):
             return []
         return [Problem("top", f"all {length} tokens are selected: {reads} are the most", "use attention, or longer sequences")]
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {
-            "heads": [6, 4],
-            "kv_heads": [2, None, 1],
-            "head": [12],
-            "block": [4, 3],
-            "top": [1, 2],
-            "window": [5, 8],
-        }
 
-
-class NSAModule(SoftmaxModule):
+class NSAModule(SoftmaxModule, of=NSA):
     """x (…, n, embed) -> like x."""
 
     part: NSA

@@ -32,9 +32,6 @@ class Reverse(Mixer):
 
     mixer: Recurrent = child("gru")
 
-    def module(self) -> type[Module]:
-        return ReverseModule
-
     def child_scope(self, scope: Scope, child: str) -> Scope:
         return dc.replace(scope, decodes=False)
 
@@ -52,7 +49,7 @@ class Reverse(Mixer):
         return found
 
 
-class ReverseModule(Module):
+class ReverseModule(Module, of=Reverse):
     """x (…, n, embed) -> like x."""
 
     mixer: Module

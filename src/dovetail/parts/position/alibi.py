@@ -13,7 +13,6 @@ from torch import Tensor
 
 from dovetail.core.group import Position, PositionModule
 from dovetail.core.layout import TokenLayout
-from dovetail.core.module import Module
 from dovetail.core.part import register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
@@ -22,9 +21,6 @@ from dovetail.core.weight import Weight
 @register("alibi")
 class Alibi(Position):
     """ALiBi: scores fall linearly with distance."""
-
-    def module(self) -> type[Module]:
-        return AlibiModule
 
     def weights(self, scope: Scope) -> list[Weight]:
         return [Weight(name="slope", out=("heads",), role="const")]
@@ -46,7 +42,7 @@ def slopes(heads: int) -> list[float]:
     return series + [2 ** (-4 * (2 * i + 1) / below) for i in range(heads - below)]
 
 
-class AlibiModule(PositionModule):
+class AlibiModule(PositionModule, of=Alibi):
     """score -> (…, heads, n, m)."""
 
     slope: Tensor

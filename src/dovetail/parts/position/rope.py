@@ -15,7 +15,7 @@ Su et al. 2021; Wang et al. 2024 (mrope)
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from torch import Tensor
 from dovetail.core.field import bounded
 from dovetail.core.group import Position, PositionModule, Scaling
 from dovetail.core.layout import TokenLayout
-from dovetail.core.module import Module, at_least_fp32
+from dovetail.core.module import at_least_fp32
 from dovetail.core.part import Mistake, Problem, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
@@ -51,8 +51,14 @@ class Rope(Position):
     when: Literal["write", "read"] = "write"
     scaling: Scaling | None = None
 
-    def module(self) -> type[Module]:
-        return RopeModule
+    SAMPLES = {
+        "base": [10000.0, 100.0],
+        "fraction": [1.0, 0.5],
+        "pairs": ["half", "adjacent"],
+        "coords": [1, 2, 3],
+        "sections": [(), (2, 4), (1, 2, 3)],
+        "when": ["write", "read"],
+    }
 
     def coordinates(self) -> int:
         return self.coords
@@ -119,17 +125,6 @@ class Rope(Position):
             return [Problem("sections", what, f"give numbers from 1 on whose sum is {scope.size('pair')}")]
         return [] if self.scaling is None else self.scaling.check(scope)
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {
-            "base": [10000.0, 100.0],
-            "fraction": [1.0, 0.5],
-            "pairs": ["half", "adjacent"],
-            "coords": [1, 2, 3],
-            "sections": [(), (2, 4), (1, 2, 3)],
-            "when": ["write", "read"],
-        }
-
     def excepts(self, scope: Scope) -> dict[str, str]:
         if self.scaling is None or not self.scaling.varies:
             return {}
@@ -137,7 +132,7 @@ class Rope(Position):
         return {"chunked": why, "rollback": why}
 
 
-class RopeModule(PositionModule):
+class RopeModule(PositionModule, of=Rope):
     """q, k (…, n, heads, head) -> like them."""
 
     part: Rope

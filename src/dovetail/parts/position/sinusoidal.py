@@ -8,7 +8,7 @@ tensor2tensor, fairseq, XGLM). `offset` is added to p.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from torch import Tensor
 from dovetail.core.field import bounded
 from dovetail.core.group import Position, PositionModule
 from dovetail.core.layout import TokenLayout
-from dovetail.core.module import Module
 from dovetail.core.part import Problem, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
@@ -32,8 +31,7 @@ class Sinusoidal(Position):
     endpoint: bool = False  # the last frequency is 1/base
     offset: int = bounded(0, at_least=0)  # the first position
 
-    def module(self) -> type[Module]:
-        return SinusoidalModule
+    SAMPLES = {"base": [10000.0, 100.0], "halves": [False, True], "endpoint": [False, True], "offset": [0, 2]}
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(wave=scope.size("embed") // 2)
@@ -56,12 +54,8 @@ class Sinusoidal(Position):
             ]
         return []
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"base": [10000.0, 100.0], "halves": [False, True], "endpoint": [False, True], "offset": [0, 2]}
 
-
-class SinusoidalModule(PositionModule):
+class SinusoidalModule(PositionModule, of=Sinusoidal):
     """x (…, n, embed) -> like x."""
 
     part: Sinusoidal
