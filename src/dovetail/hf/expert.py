@@ -11,8 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.core.errors import SpecError
-from dovetail.core.limits import CONFIG_LAYERS
-from dovetail.hf.field import ABSENT, Config, Copy, Settings, is_kind, value_at
+from dovetail.hf.field import ABSENT, Config, Copy, Settings, depth_of, integer, is_kind, value_at
 from dovetail.hf.table import Row
 from dovetail.model import Model
 
@@ -75,22 +74,6 @@ def glu_rows(hf_module: str, module: str) -> tuple[Row, Row, Row]:
         Row(f"{hf_module}.up_proj.weight", f"{module}.up.weight"),
         Row(f"{hf_module}.down_proj.weight", f"{module}.down.weight"),
     )
-
-
-def depth_of(config: Config, field: str) -> int:
-    """The number of layers of a config; 0 for an invalid number, which `read_config` refuses."""
-    count = config.get(field)
-    return min(count, CONFIG_LAYERS) if isinstance(count, int) and not isinstance(count, bool) else 0
-
-
-def integer(config: Config, field: str, default: int, least: int = 0) -> int:
-    """An integer of a config, or the default where it is null or left out."""
-    value = config.get(field)
-    if value is None:
-        return default
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise SpecError(f"config.{field}", f"{value!r} is not a whole number from {least} on")
-    return value
 
 
 class SparseLayers:

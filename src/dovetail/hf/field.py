@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from dovetail.core.errors import SpecError
+from dovetail.core.limits import CONFIG_LAYERS
 from dovetail.core.part import KINDS, Part
 from dovetail.model import Model
 
@@ -207,3 +208,19 @@ class LegacyFixed:
         if value not in (None, self.value):
             raise SpecError(f"config.{self.names[0]}", f"{value!r} is unsupported", f"supported: {self.value!r}")
         return {}
+
+
+def depth_of(config: Config, field: str) -> int:
+    """The number of layers of a config; 0 for an invalid number, which `read_config` refuses."""
+    count = config.get(field)
+    return min(count, CONFIG_LAYERS) if isinstance(count, int) and not isinstance(count, bool) else 0
+
+
+def integer(config: Config, field: str, default: int, least: int = 0) -> int:
+    """An integer of a config, or the default where it is null or left out."""
+    value = config.get(field)
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise SpecError(f"config.{field}", f"{value!r} is not a whole number from {least} on")
+    return value

@@ -14,7 +14,7 @@ from dovetail.core.errors import SpecError
 from dovetail.core.group import Mask
 from dovetail.core.limits import CONFIG_LAYERS
 from dovetail.core.part import from_data
-from dovetail.hf.field import ABSENT, Config, Settings, value_at
+from dovetail.hf.field import ABSENT, Config, Settings, integer, value_at
 from dovetail.hf.rotary import LENGTH, Rotary
 from dovetail.model import Model
 
@@ -54,6 +54,15 @@ class Window:
     def from_hf(self, config: Config) -> Settings:
         size = config.get(self.name) if self.switch is None or config.get(self.switch) else None
         return {self.path: "causal" if size is None else window_mask(size)}
+
+
+def all_but_every(number: int, name: str | None = None) -> Callable[[Config, int], str]:
+    """Of so many layers the last is full, the others slide; `name` is the config field with another number."""
+
+    def default(config: Config, layer: int) -> str:
+        return SLIDING if (layer + 1) % (number if name is None else integer(config, name, number, 1)) else FULL
+
+    return default
 
 
 class LayerTypes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.core.limits import CONFIG_LAYERS
-from dovetail.hf.classes import Classes
+from dovetail.hf.classes import Classes, classified
 from dovetail.hf.dialect.bert import BERT, NORM, POSITION_IDS, TIED
 from dovetail.hf.field import ACTIVATIONS, Choice, Config, Copy, Settings
 from dovetail.hf.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, Skip, rows
@@ -55,24 +55,16 @@ ALBERT = Dialect(
             ),
             fields=(Copy("layer_norm_eps", "head.norm.eps"), Choice("hidden_act", "head.act", ACTIVATIONS), TIED),
         ),
-        Form(
-            architecture="AlbertForSequenceClassification",
-            auto="AutoModelForSequenceClassification",
-            head={"head": {"kind": "classifier", "act": "tanh"}},
-            prefix="albert.",
-            tensors=(
-                *rows("albert.pooler", "head.dense", "weight", "bias"),
-                *rows("classifier", "head.out", "weight", "bias"),
-            ),
-            fields=CLASSIFIER,
+        classified(
+            "Albert",
+            "Sequence",
+            "albert.",
+            {"kind": "classifier", "act": "tanh"},
+            (*rows("albert.pooler", "head.dense", "weight", "bias"), *rows("classifier", "head.out", "weight", "bias")),
+            CLASSIFIER,
         ),
-        Form(
-            architecture="AlbertForTokenClassification",
-            auto="AutoModelForTokenClassification",
-            head={"head": "token_classifier"},
-            prefix="albert.",
-            tensors=rows("classifier", "head.out", "weight", "bias"),
-            fields=CLASSIFIER,
+        classified(
+            "Albert", "Token", "albert.", "token_classifier", rows("classifier", "head.out", "weight", "bias"), CLASSIFIER
         ),
     ),
     spec={**BERT.spec, "embed": {"kind": "tokens", "types": 2, "width": 128}},

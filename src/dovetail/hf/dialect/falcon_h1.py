@@ -7,8 +7,8 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.hf.dialect.llama import LLAMA
-from dovetail.hf.expert import glu_rows, integer
-from dovetail.hf.field import ABSENT, Config, Copy, LegacyFixed, Settings, value_at
+from dovetail.hf.expert import glu_rows
+from dovetail.hf.field import ABSENT, Config, Copy, LegacyFixed, Settings, integer, value_at
 from dovetail.hf.state_space import TIME_STEP_LIMIT, GatedNorm, InnerWidth, TimeStepLimit, mamba2_rows
 from dovetail.hf.table import Row
 from dovetail.model import Model

@@ -6,8 +6,7 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.hf.dialect.gpt2 import GPT2
-from dovetail.hf.expert import depth_of, integer
-from dovetail.hf.field import ACTIVATIONS, Choice, Config, Copy, Settings, value_at
+from dovetail.hf.field import ACTIVATIONS, Choice, Config, Copy, Settings, depth_of, integer, value_at
 from dovetail.hf.layer import window_mask, window_of
 from dovetail.hf.table import Row, rows
 from dovetail.model import Model

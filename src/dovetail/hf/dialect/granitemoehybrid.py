@@ -7,8 +7,8 @@ from typing import Any
 from dovetail.core.errors import SpecError
 from dovetail.hf.dialect.granite import AttentionMultiplier
 from dovetail.hf.dialect.granitemoeshared import GRANITEMOESHARED, shared_rows
-from dovetail.hf.expert import BalanceLoss, depth_of, integer
-from dovetail.hf.field import ABSENT, Config, Copy, Settings, is_kind, value_at
+from dovetail.hf.expert import BalanceLoss
+from dovetail.hf.field import ABSENT, Config, Copy, Settings, depth_of, integer, is_kind, value_at
 from dovetail.hf.layer import FULL, LAYER_TYPES
 from dovetail.hf.rotary import Rotary
 from dovetail.hf.state_space import TIME_STEP_LIMIT, InnerWidth, TimeStepLimit, mamba2_rows

@@ -6,8 +6,7 @@ from typing import Any
 
 from dovetail.hf.convert import CONCAT
 from dovetail.hf.dialect.granitemoe import GRANITEMOE
-from dovetail.hf.expert import integer
-from dovetail.hf.field import ACTIVATIONS, Choice, Config, Settings, value_at
+from dovetail.hf.field import ACTIVATIONS, Choice, Config, Settings, integer, value_at
 from dovetail.hf.table import Row
 from dovetail.model import Model
 

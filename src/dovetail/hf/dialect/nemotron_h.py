@@ -9,8 +9,8 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.core.limits import CONFIG_LAYERS
-from dovetail.hf.expert import ExpertGroups, integer
-from dovetail.hf.field import ABSENT, ACTIVATIONS, Choice, Config, Copy, Settings, is_kind, value_at
+from dovetail.hf.expert import ExpertGroups
+from dovetail.hf.field import ABSENT, ACTIVATIONS, Choice, Config, Copy, Settings, integer, is_kind, value_at
 from dovetail.hf.state_space import mamba2_rows
 from dovetail.hf.table import HOUSEKEEPING, Dialect, Form, Row, Skip, rows
 from dovetail.model import Model

@@ -9,8 +9,8 @@ from typing import Any
 from dovetail.core.errors import SpecError
 from dovetail.hf.convert import CONCAT, DEPTHWISE
 from dovetail.hf.dialect.llama import LLAMA
-from dovetail.hf.expert import BalanceLoss, SparseLayers, depth_of, expert_fields, expert_rows, glu_rows, integer
-from dovetail.hf.field import Config, Copy, Settings, is_kind, value_at
+from dovetail.hf.expert import BalanceLoss, SparseLayers, expert_fields, expert_rows, glu_rows
+from dovetail.hf.field import Config, Copy, Settings, depth_of, integer, is_kind, value_at
 from dovetail.hf.layer import FULL, LAYER_TYPES
 from dovetail.hf.rotary import Rotary
 from dovetail.hf.table import Ahead, Row, ahead_rows

@@ -7,8 +7,7 @@ from typing import Any
 from dovetail.core.errors import SpecError
 from dovetail.core.limits import CONFIG_LAYERS
 from dovetail.hf.dialect.llama import LLAMA
-from dovetail.hf.expert import integer
-from dovetail.hf.field import Config, Settings, value_at
+from dovetail.hf.field import Config, Settings, integer, value_at
 from dovetail.hf.layer import FULL, SLIDING, WINDOW, LayerTypes
 from dovetail.model import Model
 
