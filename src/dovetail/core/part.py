@@ -40,6 +40,11 @@ class Problem:
     remedy: str = ""
 
 
+def broken(*rules: tuple[object, str, str, str]) -> list[Problem]:
+    """The problems of those rules that are broken: (what is true then, the field, what is wrong, what to do) each."""
+    return [Problem(*problem) for is_broken, *problem in rules if is_broken]
+
+
 @dc.dataclass(frozen=True)
 class Mistake:
     """What a port with another value of a field is said to have wrong, and values that ports confuse it with, beside those that

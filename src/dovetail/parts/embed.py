@@ -65,13 +65,15 @@ class Tokens(Embed):
 
     def weights(self, scope: Scope) -> list[Weight]:
         same, width = "embed.table" if self.shared else None, ("embed",) if self.width is None else ("table",)
-        declared = [Weight(name="table", out=("vocab",), inp=width, role="embed", same_as=same)]
-        if self.types:
-            declared.append(Weight(name="type_table", out=("types",), inp=width, role="embed"))
-        if self.width is not None:
-            declared.append(Weight(name="project.weight", out=("embed",), inp=width))
-            declared.append(Weight(name="project.bias", out=("embed",), init="zeros", role="bias"))
-        return declared
+        project = [
+            Weight(name="project.weight", out=("embed",), inp=width),
+            Weight(name="project.bias", out=("embed",), init="zeros", role="bias"),
+        ]
+        return [
+            Weight(name="table", out=("vocab",), inp=width, role="embed", same_as=same),
+            *([Weight(name="type_table", out=("types",), inp=width, role="embed")] if self.types else []),
+            *([] if self.width is None else project),
+        ]
 
     def check(self, scope: Scope) -> list[Problem]:
         if self.shared and scope.path == "embed":
@@ -151,12 +153,11 @@ class Patches(Embed):
         return scope.add(patch_values=self.channels * self.patch**2)
 
     def weights(self, scope: Scope) -> list[Weight]:
-        declared = [Weight(name="project.weight", out=("embed",), inp=("patch_values",))]
-        if self.bias:
-            declared.append(Weight(name="project.bias", out=("embed",), init="zeros", role="bias"))
-        if self.class_token:
-            declared.append(Weight(name="class_token", out=("embed",), role="embed"))
-        return declared
+        return [
+            Weight(name="project.weight", out=("embed",), inp=("patch_values",)),
+            *([Weight(name="project.bias", out=("embed",), init="zeros", role="bias")] if self.bias else []),
+            *([Weight(name="class_token", out=("embed",), role="embed")] if self.class_token else []),
+        ]
 
     def check(self, scope: Scope) -> list[Problem]:
         if self.image % self.patch:

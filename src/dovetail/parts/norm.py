@@ -20,7 +20,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Norm
 from dovetail.core.module import Module, at_least_fp32
-from dovetail.core.part import Mistake, Problem, register
+from dovetail.core.part import Mistake, Problem, broken, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
@@ -97,11 +97,11 @@ class RMSNorm(Norm):
         return torch.arange(self.groups).repeat_interleave(scope.size("dim") // self.groups)
 
     def check(self, scope: Scope) -> list[Problem]:
-        size = scope.size("dim")
-        problems = [Problem("groups", f"{self.groups} does not divide {size} channels")] if size % self.groups else []
-        if self.plus_one and not self.scale:
-            problems.append(Problem("plus_one", "adds 1 to a scale, and this norm has none", "use false, or scale: true"))
-        return problems
+        size, no_scale = scope.size("dim"), "adds 1 to a scale, and this norm has none"
+        return broken(
+            (size % self.groups, "groups", f"{self.groups} does not divide {size} channels", ""),
+            (self.plus_one and not self.scale, "plus_one", no_scale, "use false, or scale: true"),
+        )
 
 
 class RMSNormModule(Module, of=RMSNorm):

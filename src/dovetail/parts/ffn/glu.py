@@ -47,12 +47,12 @@ class Glu(Ffn):
 
     def weights(self, scope: Scope) -> list[Weight]:
         inner, outer = ("ffn",), ("embed",)
-        declared = [Weight(name=f"{name}.weight", out=inner, inp=outer) for name in ("gate", "up")]
-        declared += [Weight(name="down.weight", out=outer, inp=inner)]
-        if self.bias:
-            declared += [Weight(name=f"{name}.bias", out=inner, init="zeros", role="bias") for name in ("gate", "up")]
-            declared += [Weight(name="down.bias", out=outer, init="zeros", role="bias", tp="once")]
-        return declared
+        return [
+            *(Weight(name=f"{name}.weight", out=inner, inp=outer) for name in ("gate", "up")),
+            Weight(name="down.weight", out=outer, inp=inner),
+            *(Weight(name=f"{name}.bias", out=inner, init="zeros", role="bias") for name in ("gate", "up") if self.bias),
+            *([Weight(name="down.bias", out=outer, init="zeros", role="bias", tp="once")] if self.bias else []),
+        ]
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         hidden, usual = scope.size("ffn"), 8 * scope.size("embed") / 3

@@ -38,13 +38,12 @@ class Mlp(Ffn):
         return scope.add(ffn=4 * scope.size("embed") if self.hidden is None else self.hidden)
 
     def weights(self, scope: Scope) -> list[Weight]:
-        up = Weight(name="up.weight", out=("ffn",), inp=("embed",))
-        down = Weight(name="down.weight", out=("embed",), inp=("ffn",))
-        if not self.bias:
-            return [up, down]
-        up_bias = Weight(name="up.bias", out=("ffn",), init="zeros", role="bias")
-        down_bias = Weight(name="down.bias", out=("embed",), init="zeros", role="bias", tp="once")
-        return [up, up_bias, down, down_bias]
+        return [
+            Weight(name="up.weight", out=("ffn",), inp=("embed",)),
+            *([Weight(name="up.bias", out=("ffn",), init="zeros", role="bias")] if self.bias else []),
+            Weight(name="down.weight", out=("embed",), inp=("ffn",)),
+            *([Weight(name="down.bias", out=("embed",), init="zeros", role="bias", tp="once")] if self.bias else []),
+        ]
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         hidden, usual = scope.size("ffn"), 4 * scope.size("embed")

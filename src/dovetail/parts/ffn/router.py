@@ -34,7 +34,7 @@ from dovetail.core.field import MAX_FACTOR, bounded
 from dovetail.core.group import Norm, Router, RouterModule
 from dovetail.core.linear import Linear
 from dovetail.core.module import Module, at_least_fp32
-from dovetail.core.part import Mistake, Problem, register
+from dovetail.core.part import Mistake, Problem, broken, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
@@ -92,15 +92,16 @@ class TopK(Router):
 
     def weights(self, scope: Scope) -> list[Weight]:
         experts = ("experts",)
-        declared = [Weight(name="out.weight", out=experts, inp=("embed",), readout=True)]
-        if self.bias:
-            declared += [Weight(name="out.bias", out=experts, init="zeros", role="bias")]
-        if self.expert_scale:
-            declared += [Weight(name="expert_scale", out=experts, init="ones", role="gate")]
-        if self.balance_bias:
-            declared += [Weight(name="balance", out=experts, init="zeros", role="updated")]
-            declared += [Weight(name="load", out=experts, role="const")]
-        return declared
+        balance = [
+            Weight(name="balance", out=experts, init="zeros", role="updated"),
+            Weight(name="load", out=experts, role="const"),
+        ]
+        return [
+            Weight(name="out.weight", out=experts, inp=("embed",), readout=True),
+            *([Weight(name="out.bias", out=experts, init="zeros", role="bias")] if self.bias else []),
+            *([Weight(name="expert_scale", out=experts, init="ones", role="gate")] if self.expert_scale else []),
+            *(balance if self.balance_bias else []),
+        ]
 
     def constant(self, name: str, scope: Scope) -> Tensor:
         return torch.zeros(scope.size("experts"))
@@ -109,11 +110,9 @@ class TopK(Router):
         experts = scope.size("experts")
         if self.top_k > experts:
             return [Problem("top_k", f"{self.top_k} is more than the {experts} experts")]
-        problems: list[Problem] = []
-        if self.balance_loss and self.top_k == experts:
-            what = "every token chooses every expert, so the load is always even"
-            problems.append(Problem("balance_loss", what, "use 0 for none"))
-        return problems + self.check_groups(experts)
+        even = "every token chooses every expert, so the load is always even"
+        all_chosen = bool(self.balance_loss) and self.top_k == experts
+        return broken((all_chosen, "balance_loss", even, "use 0 for none")) + self.check_groups(experts)
 
     def check_groups(self, experts: int) -> list[Problem]:
         """The problems of `groups` and `top_groups`: they must divide the experts and limit the choice."""

@@ -71,15 +71,16 @@ class Cell(Recurrent):
 
     def weights(self, scope: Scope) -> list[Weight]:
         embed, inner, gates = ("embed",), ("heads", "head"), ("heads", "gates", "head")
-        declared = [Weight(name="x.weight", out=gates, inp=embed), Weight(name="o.weight", out=embed, inp=inner)]
-        if self.bias:
-            declared += [Weight(name="x.bias", out=gates, init="const", role="bias")]
-        if self.out_bias:
-            declared += [Weight(name="o.bias", out=embed, init="zeros", role="bias", tp="once")]
-        once = [Weight(name=f"{name}.weight", out=inner, inp=("encoder",), used=Fraction(0)) for name in self.start()]
-        declared += once  # per sequence: `cost` counts them
-        declared += [Weight(name=f"{name}.bias", out=inner, init="zeros", role="bias") for name in self.start() if self.bias]
-        return [*declared, Weight(name="u", batch=("heads",), out=("gates", "head"), inp=("head",))]
+        return [
+            Weight(name="x.weight", out=gates, inp=embed),
+            Weight(name="o.weight", out=embed, inp=inner),
+            *([Weight(name="x.bias", out=gates, init="const", role="bias")] if self.bias else []),
+            *([Weight(name="o.bias", out=embed, init="zeros", role="bias", tp="once")] if self.out_bias else []),
+            # once per sequence: `cost` counts them
+            *(Weight(name=f"{name}.weight", out=inner, inp=("encoder",), used=Fraction(0)) for name in self.start()),
+            *(Weight(name=f"{name}.bias", out=inner, init="zeros", role="bias") for name in self.start() if self.bias),
+            Weight(name="u", batch=("heads",), out=("gates", "head"), inp=("head",)),
+        ]
 
     def constant(self, name: str, scope: Scope) -> Tensor:
         return torch.zeros(scope.size("heads", "gates", "head"), dtype=torch.float64)

@@ -76,11 +76,13 @@ class GatedDeltaNet(Recurrent):
     def weights(self, scope: Scope) -> list[Weight]:
         embed, keys, values = ("embed",), ("key_heads", "key"), ("heads", "value")
         projections = {"q": keys, "k": keys, "v": values, "z": values, "b": ("heads",), "a": ("heads",)}
-        declared = [Weight(name=f"{name}.weight", out=out, inp=embed) for name, out in projections.items()]
-        declared += [Weight(name=f"conv_{name}", out=projections[name], inp=("taps",), role="conv") for name in "qkv"]
-        declared += [Weight(name="fade_bias", out=("heads",), init="ones", role="bias")]
-        declared += [Weight(name="a_log", out=("heads",), init="const", role="gate")]
-        return [*declared, Weight(name="o.weight", out=embed, inp=values)]
+        return [
+            *(Weight(name=f"{name}.weight", out=out, inp=embed) for name, out in projections.items()),
+            *(Weight(name=f"conv_{name}", out=projections[name], inp=("taps",), role="conv") for name in "qkv"),
+            Weight(name="fade_bias", out=("heads",), init="ones", role="bias"),
+            Weight(name="a_log", out=("heads",), init="const", role="gate"),
+            Weight(name="o.weight", out=embed, inp=values),
+        ]
 
     def constant(self, name: str, scope: Scope) -> Tensor:
         return torch.linspace(1.0, LARGEST_A, scope.size("heads"), dtype=torch.float64).log()

@@ -48,12 +48,12 @@ class LinearAttention(Recurrent):
 
     def weights(self, scope: Scope) -> list[Weight]:
         embed, inner = ("embed",), ("heads", "head")
-        declared = [Weight(name=f"{name}.weight", out=inner, inp=embed) for name in "qkv"]
-        declared += [Weight(name="o.weight", out=embed, inp=inner)]
-        if self.bias:
-            declared += [Weight(name=f"{name}.bias", out=inner, init="zeros", role="bias") for name in "qkv"]
-            declared += [Weight(name="o.bias", out=embed, init="zeros", role="bias", tp="once")]
-        return declared
+        return [
+            *(Weight(name=f"{name}.weight", out=inner, inp=embed) for name in "qkv"),
+            Weight(name="o.weight", out=embed, inp=inner),
+            *(Weight(name=f"{name}.bias", out=inner, init="zeros", role="bias") for name in "qkv" if self.bias),
+            *([Weight(name="o.bias", out=embed, init="zeros", role="bias", tp="once")] if self.bias else []),
+        ]
 
     def acts_on(self, field: str) -> tuple[str, ...] | None:
         return ("q", "k") if field == "feature" else None

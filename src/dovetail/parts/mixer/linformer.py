@@ -52,13 +52,13 @@ class Linformer(SoftmaxMixer):
 
     def weights(self, scope: Scope) -> list[Weight]:
         x, inner = ("embed",), ("heads", "head")
-        declared = [Weight(name=f"{name}.weight", out=inner, inp=x) for name in ("q", "k", "v")]
-        # one row per position, the same for all heads
-        tables = [
-            Weight(name=name, out=("position",), inp=("rank",), role="embed", tp="replicate") for name in ("k_map", "v_map")
+        tables = ("k_map", "v_map")  # one row per position, the same for all heads
+        return [
+            *(Weight(name=f"{name}.weight", out=inner, inp=x) for name in ("q", "k", "v")),
+            *(Weight(name=name, out=("position",), inp=("rank",), role="embed", tp="replicate") for name in tables),
+            Weight(name="o.weight", out=x, inp=inner),
+            self.head_number(),
         ]
-        declared += [*tables, Weight(name="o.weight", out=x, inp=inner)]
-        return [*declared, self.head_number()]
 
     def visibility(self) -> Mask:
         full: Any = KINDS["full"]

@@ -69,18 +69,19 @@ class Mamba(Recurrent):
 
     def weights(self, scope: Scope) -> list[Weight]:
         embed, inner = ("embed",), ("inner",)
-        declared = [Weight(name=f"{name}.weight", out=inner, inp=embed) for name in ("z", "x")]
-        declared += [Weight(name=f"{name}.weight", out=(axis,), inp=inner, tp="reduce") for name, axis in SELECTED.items()]
-        declared += [Weight(name="dt.weight", out=inner, inp=("rank",)), Weight(name="o.weight", out=embed, inp=inner)]
-        if self.bias:
-            declared += [Weight(name=f"{name}.bias", out=inner, init="zeros", role="bias") for name in ("z", "x")]
-            declared += [Weight(name="o.bias", out=embed, init="zeros", role="bias", tp="once")]
-        declared += [Weight(name="conv", out=inner, inp=("taps",), role="conv")]
-        if self.conv_bias:
-            declared += [Weight(name="conv_bias", out=inner, init="zeros", role="bias")]
-        declared += [Weight(name="dt_bias", out=inner, init="const", role="bias")]
-        declared += [Weight(name="a_log", out=inner, inp=("state",), init="const", role="gate")]
-        return [*declared, Weight(name="skip", out=inner, init="ones", role="gate")]
+        return [
+            *(Weight(name=f"{name}.weight", out=inner, inp=embed) for name in ("z", "x")),
+            *(Weight(name=f"{name}.weight", out=(axis,), inp=inner, tp="reduce") for name, axis in SELECTED.items()),
+            Weight(name="dt.weight", out=inner, inp=("rank",)),
+            Weight(name="o.weight", out=embed, inp=inner),
+            *(Weight(name=f"{name}.bias", out=inner, init="zeros", role="bias") for name in ("z", "x") if self.bias),
+            *([Weight(name="o.bias", out=embed, init="zeros", role="bias", tp="once")] if self.bias else []),
+            Weight(name="conv", out=inner, inp=("taps",), role="conv"),
+            *([Weight(name="conv_bias", out=inner, init="zeros", role="bias")] if self.conv_bias else []),
+            Weight(name="dt_bias", out=inner, init="const", role="bias"),
+            Weight(name="a_log", out=inner, inp=("state",), init="const", role="gate"),
+            Weight(name="skip", out=inner, init="ones", role="gate"),
+        ]
 
     def constant(self, name: str, scope: Scope) -> Tensor:
         inner = scope.size("inner")

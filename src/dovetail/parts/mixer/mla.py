@@ -84,11 +84,9 @@ class MLA(SoftmaxMixer):
 
     def weights(self, scope: Scope) -> list[Weight]:
         x, latent = ("embed",), ("kv_rank",)
-        declared: list[Weight] = []
-        if self.q_rank is not None:
-            declared += [Weight(name="q_down.weight", out=("q_rank",), inp=x, tp="replicate")]
+        down = Weight(name="q_down.weight", out=("q_rank",), inp=x, tp="replicate")
         return [
-            *declared,
+            *([] if self.q_rank is None else [down]),
             Weight(name="q.weight", out=("heads", "qk_head"), inp=x if self.q_rank is None else ("q_rank",)),
             Weight(name="kv_down.weight", out=latent, inp=x, tp="replicate"),
             Weight(name="turned.weight", out=("rope",), inp=x, tp="replicate"),

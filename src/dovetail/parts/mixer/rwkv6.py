@@ -58,18 +58,20 @@ class Rwkv6(Recurrent):
 
     def weights(self, scope: Scope) -> list[Weight]:
         embed, inner = ("embed",), ("heads", "head")
-        declared = [Weight(name=f"{name}.weight", out=inner, inp=embed) for name in "rkvg"]
-        # every head reads the whole interpolation, so it is replicated across ranks
-        declared += [Weight(name="mix_down.weight", out=("mixed", "mix_rank"), inp=embed, tp="replicate")]
-        declared += [Weight(name=f"mix_{name}.weight", out=embed, inp=("mix_rank",), tp="replicate") for name in MIXED]
-        declared += [Weight(name=f"mu_{name}", out=embed, init="const", role="gate") for name in ("x", *MIXED)]
-        declared += [Weight(name="fade_down.weight", out=("decay_rank",), inp=embed, tp="replicate")]
-        declared += [Weight(name="fade_up.weight", out=inner, inp=("decay_rank",))]
-        declared += [Weight(name="fade", out=inner, init="const", role="gate")]
-        declared += [Weight(name="bonus", out=inner, init="ones", role="gate")]
-        declared += [Weight(name="scale", out=inner, init="ones", role="norm")]
-        declared += [Weight(name="shift", out=inner, init="zeros", role="bias")]
-        return [*declared, Weight(name="o.weight", out=embed, inp=inner)]
+        return [
+            *(Weight(name=f"{name}.weight", out=inner, inp=embed) for name in "rkvg"),
+            # every head reads the whole interpolation, so it is replicated across ranks
+            Weight(name="mix_down.weight", out=("mixed", "mix_rank"), inp=embed, tp="replicate"),
+            *(Weight(name=f"mix_{name}.weight", out=embed, inp=("mix_rank",), tp="replicate") for name in MIXED),
+            *(Weight(name=f"mu_{name}", out=embed, init="const", role="gate") for name in ("x", *MIXED)),
+            Weight(name="fade_down.weight", out=("decay_rank",), inp=embed, tp="replicate"),
+            Weight(name="fade_up.weight", out=inner, inp=("decay_rank",)),
+            Weight(name="fade", out=inner, init="const", role="gate"),
+            Weight(name="bonus", out=inner, init="ones", role="gate"),
+            Weight(name="scale", out=inner, init="ones", role="norm"),
+            Weight(name="shift", out=inner, init="zeros", role="bias"),
+            Weight(name="o.weight", out=embed, inp=inner),
+        ]
 
     def constant(self, name: str, scope: Scope) -> Tensor:
         count = scope.size("heads", "head") if name == "fade" else scope.size("embed")

@@ -78,13 +78,12 @@ class Rope(Position):
         return int(scope.size("head") * self.fraction)
 
     def weights(self, scope: Scope) -> list[Weight]:
-        frequency = Weight(name="frequency", out=("pair",), role="const")
-        declared = [frequency]
-        if self.scaling is not None and self.scaling.varies:
-            declared.append(Weight(name="unstretched", out=("pair",), role="const"))
-        if self.sections:
-            declared.append(Weight(name="coordinate", out=("pair",), role="const", dtype="int64"))
-        return declared
+        varies = self.scaling is not None and self.scaling.varies
+        return [
+            Weight(name="frequency", out=("pair",), role="const"),
+            *([Weight(name="unstretched", out=("pair",), role="const")] if varies else []),
+            *([Weight(name="coordinate", out=("pair",), role="const", dtype="int64")] if self.sections else []),
+        ]
 
     def idle(self, scope: Scope) -> frozenset[str]:
         no_cache = set() if scope.decodes else {"when"}
