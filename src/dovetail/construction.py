@@ -21,7 +21,7 @@ from dovetail.core.declared_tensors import held
 from dovetail.core.fold import Declared, declared
 from dovetail.core.module import at_least_fp32, holder
 from dovetail.core.part import Part
-from dovetail.core.random import Block, normal_block, normal_blocks, streams, uniform_block
+from dovetail.core.random import NumberBlock, normal_block, normal_blocks, streams, uniform_block
 from dovetail.core.scope import Scope
 from dovetail.model import Model
 from dovetail.transformer import Transformer
@@ -138,7 +138,7 @@ def fill_slice(d: Declared, seed: int, slices: Sequence[slice], out: Tensor) -> 
     for top in range(0, len(rows), tile):
         for left in range(columns.start, columns.stop, 2 * CHUNK):
             right = min(left + 2 * CHUNK, columns.stop)
-            block = Block(stream, rows[top : top + tile], left, right, _std(d))
+            block = NumberBlock(stream, rows[top : top + tile], left, right, _std(d))
             out[top : top + tile, left - columns.start : right - columns.start] = sampled(block)
 
 
@@ -161,7 +161,7 @@ def _together(small: Sequence[Declared], seed: int) -> Iterator[tuple[Declared, 
         return
     shapes = [(1, *d.weight.shape(d.scope)) for d in small]
     blocks = [
-        Block(stream, torch.arange(prod(shape[:-1])), 0, shape[-1], _std(d))
+        NumberBlock(stream, torch.arange(prod(shape[:-1])), 0, shape[-1], _std(d))
         for d, stream, shape in zip(small, _streams(small, seed), shapes, strict=True)
     ]
     for d, shape, numbers in zip(small, shapes, normal_blocks(blocks), strict=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
@@ -123,12 +123,13 @@ class Norm(Part):
 
 
 class Act(Part):
-    """An elementwise activation function. No module: the ffn calls `function()` once and applies the result."""
+    """An elementwise activation function. No module: the ffn applies `function`."""
 
     group: ClassVar[str] = "act"
 
-    def function(self) -> Callable[[Tensor], Tensor]:
-        """The elementwise function."""
+    @staticmethod
+    def function(x: Tensor, /) -> Tensor:
+        """The elementwise function of x."""
         raise NotImplementedError
 
 
@@ -344,7 +345,7 @@ class Mask(Part):
 
     def relative(self) -> bool:
         """Whether visibility depends on the distance from query to key alone: tiles at equal distances are then equal."""
-        return False
+        return self.band() is not None
 
     def regroup(self) -> int:
         """The modulus m such that tokens attend only to tokens whose order is equal modulo m (1: no such grouping)."""

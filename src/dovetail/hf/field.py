@@ -75,15 +75,12 @@ class Field(Protocol):
     @property
     def names(self) -> tuple[str, ...]:
         """The config fields that this one reads."""
-        ...
 
     def to_hf(self, spec: Model) -> dict[str, Any]:
         """The config fields for a spec; empty where the config has no value for it."""
-        ...
 
     def from_hf(self, config: Config) -> Settings:
         """The settings for a config; empty where the config has no value."""
-        ...
 
 
 class Copy:

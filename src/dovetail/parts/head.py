@@ -181,7 +181,7 @@ class MaskedLmModule(TokenLogitsModule, of=MaskedLm):
     bias: Tensor
 
     def setup(self) -> None:
-        self.act = self.part.act.function()
+        self.act = self.part.act.function
 
     def logits(self, x: Tensor, ctx: Ctx) -> Tensor:
         hidden = ctx.enter(self.norm(self.act(self.dense(x)), ctx), self.answers)
@@ -235,7 +235,7 @@ class ByClassModule(TokenLogitsModule, of=ByClass):
     out: Linear
 
     def setup(self) -> None:
-        self.act = None if self.part.act is None else self.part.act.function()
+        self.act = None if self.part.act is None else self.part.act.function
 
     def features(self, x: Tensor, ctx: Ctx) -> Tensor:
         return self.hidden(x, ctx)

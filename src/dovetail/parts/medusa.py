@@ -72,7 +72,7 @@ class MedusaModule(MtpModule, of=Medusa):
     part: Medusa
 
     def setup(self) -> None:
-        self.act = self.part.act.function()
+        self.act = self.part.act.function
         self.names = [f"residual_{i}" for i in range(self.part.blocks)]  # by name: a quantizer replaces leaves
 
     def forward(self, hidden: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:

@@ -85,7 +85,7 @@ class PleModule(Module, of=Ple):
     out_norm: Module
 
     def setup(self) -> None:
-        self.act, self.piece, self.width = self.part.act.function(), self.scope.size("piece"), self.scope.size("embed")
+        self.act, self.piece, self.width = self.part.act.function, self.scope.size("piece"), self.scope.size("embed")
 
     def forward(self, x: Tensor, ctx: Ctx, values: Values = UNREAD) -> Tensor:
         own = self.found_norm(self.project(values["embedded"]) * self.width**-0.5, ctx)

@@ -46,7 +46,7 @@ class MixerTypes:
         return mixers if position == "rope" else {**mixers, **nope}
 
 
-class Experts:
+class RoutedExperts:
     """Routed experts beside a shared one; without routed experts the shared one is a dense FFN."""
 
     names = ("num_local_experts", "shared_intermediate_size", "intermediate_size")
@@ -93,7 +93,7 @@ GRANITEMOEHYBRID = GRANITEMOESHARED.variant(
     without=("layers.{}.self_attn.o_proj.weight", "layers.{}.self_attn.o_proj.bias"),
     fields=(
         MixerTypes(),
-        Experts(),
+        RoutedExperts(),
         Copy("num_attention_heads", f"{ATTENTION}.heads"),
         Copy("num_key_value_heads", f"{ATTENTION}.kv_heads"),
         Copy("attention_dropout", f"{ATTENTION}.dropout"),

@@ -76,7 +76,7 @@ class BlockTypes:
         return mixers | {f"layers.{i}.ffn": BRANCHES[word][2] for i, word in enumerate(words)}
 
 
-class MambaHeads:
+class HeadsAndSize:
     """The number and size of Mamba-2 heads, whose product is the inner width."""
 
     names = ("mamba_num_heads", "mamba_head_dim")
@@ -124,7 +124,7 @@ NEMOTRON_H = Dialect(
         BlockTypes(),
         Copy("vocab_size", "vocab"),
         Copy("hidden_size", "width"),
-        MambaHeads(),
+        HeadsAndSize(),
         Copy("ssm_state_size", f"{MAMBA}.state_size"),
         Copy("n_groups", f"{MAMBA}.groups", f"{MAMBA}.norm.groups"),
         Copy("conv_kernel", f"{MAMBA}.conv_size"),

@@ -37,7 +37,7 @@ SIZES = {  # of a gated DeltaNet layer
 }
 
 
-class MixerTypes:
+class DeltaNetLayers:
     """The type of each layer: gated DeltaNet or attention."""
 
     names = (LAYER_TYPES, PERIOD)
@@ -60,7 +60,7 @@ BACKBONE = LLAMA.variant(
     layer={"norm": NORM, "mixer": {"gate": True, "qk_norm": NORM}, "ffn": FFN},
     without=("mlp_bias", "pretraining_tp"),
     fields=(
-        MixerTypes(),
+        DeltaNetLayers(),
         SparseLayers("num_hidden_layers"),
         *(Copy(theirs, f"{DELTA}.{ours}") for theirs, ours in SIZES.items()),
         Copy("num_attention_heads", f"{FULL_ONE}.heads"),

@@ -73,7 +73,7 @@ class GluModule(Module, of=Glu):
     down: Linear
 
     def setup(self) -> None:
-        self.act, self.factor = self.part.act.function(), self.part.gate_multiplier
+        self.act, self.factor = self.part.act.function, self.part.gate_multiplier
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
         gate, up = together(x, self.joint, self.gate, self.up)

@@ -58,7 +58,7 @@ class MlpModule(Module, of=Mlp):
     down: Linear
 
     def setup(self) -> None:
-        self.act = self.part.act.function()
+        self.act = self.part.act.function
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
         hidden = ctx.dropout(ctx.tap(self, "hidden", self.act(self.up(x))), self.part.dropout, self, axes=("ffn",))

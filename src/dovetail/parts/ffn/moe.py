@@ -178,7 +178,7 @@ class BankModule(Module, of=Bank):
     expert_number: Tensor
 
     def setup(self) -> None:
-        self.act, self.experts = self.part.of.act.function(), self.scope.size("experts")
+        self.act, self.experts = self.part.of.act.function, self.scope.size("experts")
 
     def forward(self, x: Tensor, ctx: Ctx, chosen: Tensor, weights: Tensor) -> Tensor:
         of, here, k = self.part.of, len(self.expert_number), chosen.shape[-1]

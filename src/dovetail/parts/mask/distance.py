@@ -55,9 +55,6 @@ class Causal(Mask):
     def band(self) -> Band | None:
         return Band(None, 0)
 
-    def relative(self) -> bool:
-        return True
-
 
 @register("window")
 class Window(Mask):
@@ -87,9 +84,6 @@ class Window(Mask):
 
     def band(self) -> Band | None:
         return None if self.keep else Band(self.size - 1, self.size - 1)
-
-    def relative(self) -> bool:
-        return self.keep == 0
 
 
 @register("prefix")

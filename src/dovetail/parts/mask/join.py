@@ -39,9 +39,6 @@ class Full(Mask):
     def band(self) -> Band | None:
         return Band(None, None)
 
-    def relative(self) -> bool:
-        return True
-
 
 class Joined(Mask):
     """The base of masks made of several masks."""

@@ -127,7 +127,7 @@ class S4Module(RecurrentModule, of=S4):
     skip: Tensor
 
     def setup(self) -> None:
-        self.act = self.part.act.function()
+        self.act = self.part.act.function
 
     def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
         x = ctx.tap(self, "x", self.x(x))

@@ -45,7 +45,7 @@ def _ntk_power(pairs: int) -> float:
 
 
 @register("linear_scaling")
-class Linear(Scaling):
+class LinearScaling(Scaling):
     """Position interpolation: positions are divided by `factor`."""
 
     factor: float = bounded(2.0, at_least=1, at_most=MAX_FACTOR)
