@@ -29,7 +29,7 @@ def classified(family: str, task: str, under: str, head: Any, tensors: tuple[Row
     )
 
 
-class Classes:
+class Classes(Field):
     """The number of classes of a head; the family's default where the config has none."""
 
     names = ("id2label", "label2id", "num_labels")

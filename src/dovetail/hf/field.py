@@ -15,7 +15,7 @@ A path pattern addresses values of a spec: `head.tied`, `layers.3.mixer`, `layer
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.core.limits import CONFIG_LAYERS
@@ -69,21 +69,21 @@ def is_kind(value: Any, kind: str) -> bool:
     return isinstance(value, Part) and type(value) is KINDS[kind]
 
 
-class Field(Protocol):
+class Field:
     """Some fields of a config, and the settings of our spec that they stand for."""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The config fields that this one reads."""
+    names: tuple[str, ...]  # the config fields that it reads
 
     def to_hf(self, spec: Model) -> dict[str, Any]:
         """The config fields for a spec; empty where the config has no value for it."""
+        return {}
 
     def from_hf(self, config: Config) -> Settings:
         """The settings for a config; empty where the config has no value."""
+        return {}
 
 
-class Copy:
+class Copy(Field):
     """A value that means the same in a config and at one or several paths of ours."""
 
     def __init__(self, name: str, *paths: str) -> None:
@@ -191,14 +191,11 @@ class Implied(Copy):
         return {}
 
 
-class LegacyFixed:
+class LegacyFixed(Field):
     """A field of older files with one supported value; it is read and not written."""
 
     def __init__(self, name: str, value: Any) -> None:
         self.names, self.value = (name,), value
-
-    def to_hf(self, spec: Model) -> dict[str, Any]:
-        return {}
 
     def from_hf(self, config: Config) -> Settings:
         value = config.get(self.names[0])

@@ -88,9 +88,9 @@ def attending(spec: Model) -> Iterator[Attending]:
     """The mixers whose only state is a KV cache that `KV.attend` alone reads."""
     for path, part, scope in walk(spec):
         states = part.state(scope)
-        if isinstance(part, SoftmaxMixer) and part.attends() and not scope.drafts:
-            if len(states) == 1 and states[0].per == "token" and states[0].axes == ("kv_heads", "head"):
-                yield Attending(path, part, scope, states[0])
+        own = isinstance(part, SoftmaxMixer) and part.attends() and not scope.drafts and len(states) == 1
+        if own and states[0].per == "token" and states[0].axes == ("kv_heads", "head"):
+            yield Attending(path, part, scope, states[0])
 
 
 def recurring(spec: Model) -> Iterator[Recurring]:

@@ -6,12 +6,12 @@ from typing import Any
 
 from dovetail.hf.classes import classified
 from dovetail.hf.dialect.bert import BERT, CLASSIFIER, NORM, POSITION_IDS, TIED
-from dovetail.hf.field import Config, Copy, Settings, value_at
+from dovetail.hf.field import Config, Copy, Field, Settings, value_at
 from dovetail.hf.table import LAYERNORM, Form, Row, rows
 from dovetail.model import Model
 
 
-class EmbeddingSize:
+class EmbeddingSize(Field):
     """The width of the embeddings; without a projection where it is that of the model."""
 
     names = ("embedding_size",)

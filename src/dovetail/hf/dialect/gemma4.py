@@ -17,7 +17,7 @@ from dovetail.core.errors import SpecError
 from dovetail.hf.convert import CONCAT, Concat
 from dovetail.hf.dialect.gemma3 import GEMMA3
 from dovetail.hf.expert import glu_rows
-from dovetail.hf.field import ABSENT, ACTIVATIONS, Choice, Config, Copy, Settings, depth_of, integer, is_kind, value_at
+from dovetail.hf.field import ABSENT, ACTIVATIONS, Choice, Config, Copy, Field, Settings, depth_of, integer, is_kind, value_at
 from dovetail.hf.layer import FULL, LAYER_TYPES, SLIDING, LayerTypes, RotaryByType, all_but_every
 from dovetail.hf.rotary import LENGTH, ROTARY_FRACTION, Rotary
 from dovetail.hf.table import Row, Skip
@@ -62,7 +62,7 @@ def switched_on(config: Config, name: str) -> bool:
     return value
 
 
-class HeadSizes:
+class HeadSizes(Field):
     """The size and the number of KV heads in sliding and in full layers, and whether values are keys in full ones."""
 
     names = (HEAD, KV_HEADS, FULL_HEAD, FULL_KV_HEADS, SAME, BY_LAYER)
@@ -136,7 +136,7 @@ class RotaryOfTypes(RotaryByType):
         return found
 
 
-class CausalText:
+class CausalText(Field):
     """Whether tokens see later ones: `vision` is for tokens of images, and a model of text is causal."""
 
     names = ("use_bidirectional_attention",)
@@ -151,7 +151,7 @@ class CausalText:
         return {}
 
 
-class PerLayer:
+class PerLayer(Field):
     """Per-layer embeddings: their channels, 0 for none. Their table has the rows of the vocabulary."""
 
     names = ("hidden_size_per_layer_input", "vocab_size_per_layer_input")
@@ -172,7 +172,7 @@ class PerLayer:
         return {f"layers.{i}": {"kind": "ple_block", "ple": one} for i, one in enumerate(ples)}
 
 
-class Experts:
+class Experts(Field):
     """Experts beside the dense feed-forward of every layer."""
 
     names = ("enable_moe_block", "num_experts", "top_k_experts", "moe_intermediate_size")
@@ -198,7 +198,7 @@ class Experts:
         return {f"layers.{i}.ffn": ffn for i in range(depth_of(config, LAYERS))}
 
 
-class SharedKeys:
+class SharedKeys(Field):
     """The last layers use the keys and values of the last layer of their type before them; their feed-forward may be twice as
     wide."""
 

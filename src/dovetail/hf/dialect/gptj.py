@@ -6,7 +6,7 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.hf.dialect.gpt2 import FIELDS
-from dovetail.hf.field import Config, Settings, value_at
+from dovetail.hf.field import Config, Field, Settings, value_at
 from dovetail.hf.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, Skip, rows
 from dovetail.model import Model
 
@@ -19,7 +19,7 @@ LAYER = {
 }
 
 
-class RotaryDim:
+class RotaryDim(Field):
     """The number of rotated channels of a head; null is all of them."""
 
     names = ("rotary_dim",)

@@ -10,7 +10,7 @@ from dovetail.core.errors import SpecError
 from dovetail.hf.convert import CONCAT, DEPTHWISE
 from dovetail.hf.dialect.llama import LLAMA
 from dovetail.hf.expert import BalanceLoss, SparseLayers, expert_fields, expert_rows, glu_rows
-from dovetail.hf.field import Config, Copy, Settings, depth_of, integer, is_kind, value_at
+from dovetail.hf.field import Config, Copy, Field, Settings, depth_of, integer, is_kind, value_at
 from dovetail.hf.layer import FULL, LAYER_TYPES
 from dovetail.hf.rotary import Rotary
 from dovetail.hf.table import Ahead, Row, ahead_rows
@@ -37,7 +37,7 @@ SIZES = {  # of a gated DeltaNet layer
 }
 
 
-class DeltaNetLayers:
+class DeltaNetLayers(Field):
     """The type of each layer: gated DeltaNet or attention."""
 
     names = (LAYER_TYPES, PERIOD)

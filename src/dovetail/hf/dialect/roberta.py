@@ -8,14 +8,14 @@ from typing import Any
 from dovetail.core.errors import SpecError
 from dovetail.hf.classes import classified
 from dovetail.hf.dialect.bert import BERT, CLASSIFIER, NORM, POOLER, POSITION_IDS, TIED
-from dovetail.hf.field import Config, Copy, Settings, value_at
+from dovetail.hf.field import Config, Copy, Field, Settings, value_at
 from dovetail.hf.table import LAYERNORM, Form, Row, Skip, rows
 from dovetail.model import Model
 
 PAD, LENGTH = "pad_token_id", "max_position_embeddings"
 
 
-class PositionTable:
+class PositionTable(Field):
     """A position table whose first pad_token_id + 1 rows are unused."""
 
     names = (PAD, LENGTH)
