@@ -66,13 +66,8 @@ def materialize(model: nn.Module, spec: Model, dtype: torch.dtype, device: str |
     """Allocate every weight and constant, and set its initial value."""
     set_constants(model, spec, dtype, device)
     for d, value in initials((d for d in declared(spec) if d.weight.stored), seed):
-        _put(model, d, value.to(device, _dtype_of(d, dtype)))
+        _put(model, d, value.to(device, at_least_fp32(dtype) if d.weight.buffer else dtype))
     tie(model, spec)
-
-
-def _dtype_of(d: Declared, dtype: torch.dtype) -> torch.dtype:
-    """The dtype of a stored tensor in a model of this dtype."""
-    return at_least_fp32(dtype) if d.weight.buffer else dtype
 
 
 def _put(model: nn.Module, d: Declared, value: Tensor) -> None:

@@ -152,7 +152,7 @@ class Block(Part):
     def idle(self, scope: Scope) -> frozenset[str]:
         unused = frozenset() if self.norms() else frozenset(f"norm.{field.name}" for field in dc.fields(self.norm))
         same = not self.norm.weights(self.norm.axes(self.child_scope(scope, "norm")))
-        return unused | {f"wire.{name}" for name in self.wire.counts_norms() if same}
+        return unused | {f"wire.{name}" for name in self.wire.counts_norms if same}
 
     def check(self, scope: Scope) -> list[Problem]:
         if not self.branches():

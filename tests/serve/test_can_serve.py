@@ -98,7 +98,7 @@ def test_a_mixer_that_attends_never_reads_its_entries(kind: str) -> None:
     (mixer,) = spec.layers[0].mixers().values()
     model, Asked.read = dt.build(spec), False
     model(torch.randint(20, (1, 9)), Ctx(layout=TokenLayout.whole(1, 9), views=[{"mixer": AskedView()}]))
-    assert mixer.attends() != Asked.read
+    assert mixer.attends != Asked.read
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -172,13 +172,12 @@ def addresses(leaves: Sequence[Linear]) -> tuple[int, ...]:
 
 def offers(what: Offer, *leaves: nn.Module) -> bool:
     """Whether all leaves have an exact `grouped` or `matrix`; a leaf of another library has neither."""
-    return all(isinstance(leaf, Linear) and what in leaf.exact and _adapter_offers(what, leaf) for leaf in leaves)
+    return all(
+        isinstance(leaf, Linear) and what in leaf.exact and (leaf.adapter is None or what in leaf.adapter.exact)
+        for leaf in leaves
+    )
 
 
 def dtype_of(leaf: nn.Module) -> torch.dtype:
     """The dtype of the dense W of a leaf, also of one of another library."""
     return leaf.dense_dtype() if isinstance(leaf, Linear) else next(leaf.parameters()).dtype
-
-
-def _adapter_offers(what: Offer, leaf: Linear) -> bool:
-    return leaf.adapter is None or what in leaf.adapter.exact

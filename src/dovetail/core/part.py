@@ -93,6 +93,9 @@ class Part:
     module: ClassVar[type[Any] | None] = None
     # whether this is a tensor-parallel region: it takes a whole input and returns a partial sum on each rank
     tp_region: ClassVar[bool] = False
+    # axes of an ancestor (`vocab`) along which tensor parallelism shards weights of this part. The part is then no region: it
+    # calls ctx.enter, ctx.leave and ctx.join itself, around what it computes with those weights
+    tp_axes: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         for name, hint in field_types(type(self)).items():
@@ -164,11 +167,6 @@ class Part:
 
     def together(self) -> tuple[str, ...]:
         """Names of the linear leaves that read the same input (`q` of `q.weight`): inference may multiply by all at once."""
-        return ()
-
-    def tp_axes(self) -> tuple[str, ...]:
-        """Axes of an ancestor (`vocab`) along which tensor parallelism shards weights of this part. The part is then no region:
-        it calls ctx.enter, ctx.leave and ctx.join itself, around what it computes with those weights."""
         return ()
 
     def reduces(self, scope: Scope) -> tuple[str, ...]:

@@ -138,7 +138,7 @@ class SoftmaxModule(Module):
         self.mask.key  # noqa: B018  cached here, outside any compiled graph
         self.needs = self.part.needs()
         self.biased, self.tapped = "bias" in self.needs, "pattern" in self.part.taps()
-        self.slope = self.part.position.slope() if self.biased else None
+        self.slope = self.part.position.slope if self.biased else None
 
     def scoring(self, ctx: Ctx) -> Scoring:
         """The scoring, with the tensors that the module has now; of the ctx only its ranks matter."""

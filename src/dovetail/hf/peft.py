@@ -48,15 +48,8 @@ SHAPE = {  # of the fields that are read
 }
 HARMLESS = (
     *("peft_type", "peft_version", "task_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode"),
-    *(
-        "target_modules",
-        "target_parameters",
-        "exclude_modules",
-        "feedforward_modules",
-        "layers_pattern",
-        "layers_to_transform",
-        "fan_in_fan_out",
-    ),
+    *("target_modules", "target_parameters", "exclude_modules", "feedforward_modules", "layers_pattern"),
+    *("layers_to_transform", "fan_in_fan_out"),
     *("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_dora", "use_rslora", "lora_dropout", "init_lora_weights"),
     *("init_ia3_weights", "eva_config", "ensure_weight_tying", "megatron_core", "qalora_group_size", "runtime_config"),
 )

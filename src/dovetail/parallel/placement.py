@@ -102,7 +102,7 @@ def tp_regions(
         )
         yield TPRegion(path, part, shared, frozenset(summed), tuple(reduced))
         return
-    if axes := frozenset(part.tp_axes()) - whole:
+    if axes := frozenset(part.tp_axes) - whole:
         yield TPRegion(path, part, axes, axes, bounded=False)
         return
     for name, below in part.children().items():

@@ -21,7 +21,7 @@ from dovetail.core.field import MAX_FACTOR, bounded
 from dovetail.core.group import Embed, EmbedModule
 from dovetail.core.layout import TokenLayout
 from dovetail.core.linear import Linear, dtype_of
-from dovetail.core.part import Mistake, Problem, register
+from dovetail.core.part import Mistake, Problem, broken, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 from dovetail.ops.vocab import lookup
@@ -34,6 +34,7 @@ class Tokens(Embed):
     """Token embedding: one row of the table per token id."""
 
     token_ids = True
+    tp_axes = VOCAB
     TAPS = ("out",)
     MISTAKES = {
         "scale": Mistake("embedding scale", (1.0,)),
@@ -76,14 +77,11 @@ class Tokens(Embed):
         ]
 
     def check(self, scope: Scope) -> list[Problem]:
-        if self.shared and scope.path == "embed":
-            return [Problem("shared", "a decoder's embedding has no other table to share", "set it on the encoder's embedding")]
-        if self.shared and self.width is not None:
-            return [Problem("width", "a shared table has the width of its decoder's", "leave it null, or set shared: false")]
-        return []
-
-    def tp_axes(self) -> tuple[str, ...]:
-        return VOCAB
+        own, wide = "a decoder's embedding has no other table to share", "a shared table has the width of its decoder's"
+        return broken(
+            (self.shared and scope.path == "embed", "shared", own, "set it on the encoder's embedding"),
+            (self.shared and self.width is not None, "width", wide, "leave it null, or set shared: false"),
+        )[:1]
 
     def example(self, scope: Scope, batch: int, n: int, generator: torch.Generator) -> Tensor:
         return torch.randint(0, scope.size("vocab"), (batch, n), generator=generator)

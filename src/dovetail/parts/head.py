@@ -82,11 +82,20 @@ class TokenLogitsModule(HeadModule):
         return chunked_cross_entropy(lambda part: self.logits(part, ctx), self.features(x, ctx), labels, summed)
 
 
-@register("lm")
-class Lm(Head):
-    """Language modeling: logits over the vocabulary per token."""
+class VocabHead(Head):
+    """A head with logits over the vocabulary per token."""
 
     TAPS = ("logits",)
+    tp_axes = VOCAB
+
+    def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return torch.randint(0, scope.size("vocab"), shape, generator=generator)
+
+
+@register("lm")
+class Lm(VocabHead):
+    """Language modeling: logits over the vocabulary per token."""
+
     MISTAKES = {
         "softcap": Mistake("soft-cap"),
         "scale": Mistake("logit scale", (1.0,)),
@@ -103,9 +112,6 @@ class Lm(Head):
     def weights(self, scope: Scope) -> list[Weight]:
         return _vocabulary(self.tied, self.bias)
 
-    def tp_axes(self) -> tuple[str, ...]:
-        return VOCAB
-
     def scaled_if_tied(self, scale: float) -> Head:
         return dc.replace(self, scale=scale) if self.tied else self
 
@@ -114,9 +120,6 @@ class Lm(Head):
             return []
         what = f"the embedding's table has width {scope.size('table')}, the residual stream {scope.size('embed')}"
         return [Problem("tied", what, "set tied: false, or use masked_lm, whose dense layer has the table's width")]
-
-    def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        return torch.randint(0, scope.size("vocab"), shape, generator=generator)
 
 
 class LmModule(TokenLogitsModule, of=Lm):
@@ -138,10 +141,9 @@ class LmModule(TokenLogitsModule, of=Lm):
 
 
 @register("masked_lm")
-class MaskedLm(Head):
+class MaskedLm(VocabHead):
     """Masked language modeling (BERT): logits over the vocabulary per token, behind a dense layer."""
 
-    TAPS = ("logits",)
     MISTAKES = {"bias": Mistake("bias missing"), "act": Mistake("activation")}
 
     act: Act = child("gelu")
@@ -156,18 +158,12 @@ class MaskedLm(Head):
         width = self.inner(scope)
         return [*_dense(self.dense_bias, width), *_vocabulary(self.tied, self.bias, width)]
 
-    def tp_axes(self) -> tuple[str, ...]:
-        return VOCAB
-
     def inner(self, scope: Scope) -> str:
         """The axis behind the dense layer: that of the embedding's table."""
         return "table" if "table" in scope.sizes else "embed"
 
     def child_scope(self, scope: Scope, child: str) -> Scope:
         return scope.bind(dim=self.inner(scope))
-
-    def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        return torch.randint(0, scope.size("vocab"), shape, generator=generator)
 
 
 class MaskedLmModule(TokenLogitsModule, of=MaskedLm):
@@ -295,6 +291,7 @@ class PooledEmbedding(Head):
 
     TAPS = ("vector",)
     criterion = "cosine"
+    embeds = True
 
     pooling: Pool = "mean"
     dense: bool = False  # through tanh(W · + b), BERT's pooler
@@ -309,9 +306,6 @@ class PooledEmbedding(Head):
         return [weight, Weight(name="out.bias", out=("embed",), init="zeros", role="bias")]
 
     def pools(self) -> bool:
-        return True
-
-    def embeds(self) -> bool:
         return True
 
     def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

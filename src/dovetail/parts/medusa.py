@@ -43,7 +43,15 @@ class Medusa(Mtp):
         return self.head
 
     def weights(self, scope: Scope) -> list[Weight]:
-        return [weight for i in range(self.blocks) for weight in _residual(f"residual_{i}")]
+        embed = ("embed",)
+        return [
+            weight
+            for i in range(self.blocks)
+            for weight in (
+                Weight(name=f"residual_{i}.weight", out=embed, inp=embed, init="zeros"),
+                Weight(name=f"residual_{i}.bias", out=embed, init="zeros", role="bias"),
+            )
+        ]
 
     def children(self) -> dict[str, Part]:
         return {} if self.head is None else {"head": self.head}
@@ -57,13 +65,6 @@ class Medusa(Mtp):
         if any(weight.same_as is not None for weight in self.head.weights(scope)):
             return [Problem("head", "is tied to the embedding; a head of its own has weights of its own", remedy)]
         return []
-
-
-def _residual(name: str) -> list[Weight]:
-    return [
-        Weight(name=f"{name}.weight", out=("embed",), inp=("embed",), init="zeros"),
-        Weight(name=f"{name}.bias", out=("embed",), init="zeros", role="bias"),
-    ]
 
 
 class MedusaModule(MtpModule, of=Medusa):

@@ -95,13 +95,11 @@ class Parallel(Scaled):
 
     one_norm: bool = True
 
+    counts_norms = frozenset({"one_norm"})
     SAMPLES = {**Scaled.SAMPLES, "one_norm": [True, False]}
 
     def norms(self, steps: Steps) -> tuple[str, ...]:
         return ("norm",) if self.one_norm else tuple(f"{step[0]}_norm" for step in steps)
-
-    def counts_norms(self) -> frozenset[str]:
-        return frozenset({"one_norm"})
 
 
 class ParallelModule(WireModule, of=Parallel):

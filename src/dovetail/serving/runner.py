@@ -290,7 +290,7 @@ def attends_alone(spec: Part) -> bool:
     """Whether the decode state of a model is KV caches alone, which `KV.attend` alone reads."""
     held = [(part, part.state(scope)) for _, part, scope in walk(spec) if scope.decodes and not scope.drafts]
     return all(
-        isinstance(part, SoftmaxMixer) and part.attends() and all(state.per == "token" for state in states)
+        isinstance(part, SoftmaxMixer) and part.attends and all(state.per == "token" for state in states)
         for part, states in held
         if states
     )

@@ -53,7 +53,7 @@ class ProcessClient(Client):
         if self.dead:
             raise EngineDead(self.dead)
         if sum(self.open.values()) + request.n > self.limit:
-            raise Busy(self._wait())
+            raise Busy(max(1.0, self.newest.waiting / 8))  # an estimate: a second per eight in the queue
         if request.id in self.queues:
             raise InputError(f"id: {request.id!r} is running already")
         queue = self.queues[request.id] = asyncio.Queue()
@@ -111,10 +111,6 @@ class ProcessClient(Client):
             raise
         finally:
             del self.calls[number]
-
-    def _wait(self) -> float:
-        """Estimate the seconds until a request ends: a second per eight in the queue."""
-        return max(1.0, self.newest.waiting / 8)
 
     def abort(self, id: str) -> None:
         if id in self.queues and not self.dead:

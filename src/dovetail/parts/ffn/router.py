@@ -116,24 +116,23 @@ class TopK(Router):
 
     def check_groups(self, experts: int) -> list[Problem]:
         """The problems of `groups` and `top_groups`: they must divide the experts and limit the choice."""
-        if experts % self.groups:
-            return [Problem("groups", f"{self.groups} does not divide {experts} experts")]
-        if self.groups == 1:
-            return [] if self.top_groups == 1 else [Problem("top_groups", "there is one group", "set `groups`")]
-        size = experts // self.groups
-        if self.top_groups >= self.groups:
-            return [
-                Problem("top_groups", f"{self.top_groups} is not between 1 and {self.groups - 1}", "use fewer than all groups")
-            ]
-        if size < self.best:
-            what = f"a group of {size} experts has no best {self.best}, whose scores sum to the group's"
-            return [Problem("groups", what, "use fewer groups")]
-        if self.best == 1 and self.top_groups >= self.top_k:
-            what = f"the best {self.top_k} experts are always in the best {self.top_k} groups, so this has no effect"
-            return [Problem("top_groups", what, "use fewer than top_k")]
-        if self.top_k > self.top_groups * size:
-            return [Problem("top_k", f"{self.top_groups} groups of {size} experts are fewer than {self.top_k} experts")]
-        return []
+        groups, best, size = self.groups, self.top_groups, max(experts // self.groups, 1)
+        several, chosen = groups > 1, self.top_k
+        few = f"a group of {size} experts has no best {self.best}, whose scores sum to the group's"
+        idle = f"the best {chosen} experts are always in the best {chosen} groups, so this has no effect"
+        return broken(
+            (experts % groups, "groups", f"{groups} does not divide {experts} experts", ""),
+            (not several and best != 1, "top_groups", "there is one group", "set `groups`"),
+            (
+                several and best >= groups,
+                "top_groups",
+                f"{best} is not between 1 and {groups - 1}",
+                "use fewer than all groups",
+            ),
+            (several and size < self.best, "groups", few, "use fewer groups"),
+            (several and self.best == 1 and best >= chosen, "top_groups", idle, "use fewer than top_k"),
+            (several and chosen > best * size, "top_k", f"{best} groups of {size} experts are fewer than {chosen} experts", ""),
+        )[:1]
 
     def excepts(self, scope: Scope) -> dict[str, str]:
         if self.top_k > 1 or not self.normalize or self.balance_loss or self.z_loss:

@@ -87,6 +87,7 @@ class Attention(SoftmaxMixer):
     dropout: float = bounded(0.0, at_least=0, below=1)
 
     source = "embed"  # the axis that keys and values are projected from
+    attends = True
 
     SAMPLES = {
         "heads": [6, 4],
@@ -106,9 +107,6 @@ class Attention(SoftmaxMixer):
         "earlier": [None],  # two layers must agree: sampled with both
         "dropout": [0.0, 0.2],
     }
-
-    def attends(self) -> bool:
-        return True
 
     def groups(self) -> int:
         """The number of KV heads."""

@@ -28,7 +28,7 @@ from dovetail.core.group import Mask, Position
 from dovetail.core.layout import TokenLayout
 from dovetail.core.linear import Linear
 from dovetail.core.module import at_least_fp32
-from dovetail.core.part import KINDS, Part, Problem, child, register
+from dovetail.core.part import KINDS, Part, Problem, broken, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule, check_heads, head_size
 from dovetail.core.view import KVView
@@ -125,14 +125,13 @@ class NSA(SoftmaxMixer):
         return {**super().excepts(scope), "invariant": "φ multiplies the blocks of all rows at once"}
 
     def check(self, scope: Scope) -> list[Problem]:
-        if broken := check_heads(self.heads, self.groups(), self.head, scope):
-            return broken
-        if scope.sizes.get("coords", 1) != 1:
-            return [Problem("", "blocks are runs of text tokens, not of patches", "use attention with mask: block_local")]
-        if self.position.site == "stream" or self.position.needs():
-            what = f"{self.position.kind} does not act on queries and keys themselves"
-            return [Problem("position", what, "use rope or none")]
-        return []
+        patches, local = "blocks are runs of text tokens, not of patches", "use attention with mask: block_local"
+        elsewhere = self.position.site == "stream" or self.position.needs()
+        what = f"{self.position.kind} does not act on queries and keys themselves"
+        wrong = broken(
+            (scope.sizes.get("coords", 1) != 1, "", patches, local), (elsewhere, "position", what, "use rope or none")
+        )
+        return check_heads(self.heads, self.groups(), self.head, scope) or wrong[:1]
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         reads = (self.top + ALWAYS) * self.block

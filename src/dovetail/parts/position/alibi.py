@@ -22,6 +22,8 @@ from dovetail.core.weight import Weight
 class Alibi(Position):
     """ALiBi: scores fall linearly with distance."""
 
+    slope = "slope"
+
     def weights(self, scope: Scope) -> list[Weight]:
         return [Weight(name="slope", out=("heads",), role="const")]
 
@@ -30,9 +32,6 @@ class Alibi(Position):
 
     def needs(self) -> frozenset[str]:
         return frozenset({"bias"})
-
-    def slope(self) -> str | None:
-        return "slope"
 
 
 def slopes(heads: int) -> list[float]:

@@ -24,7 +24,7 @@ from dovetail.core.field import bounded
 from dovetail.core.group import Position, PositionModule, Scaling
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import at_least_fp32
-from dovetail.core.part import Mistake, Problem, register
+from dovetail.core.part import Mistake, Problem, broken, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
@@ -104,25 +104,30 @@ class Rope(Position):
         return self.scaling.frequencies(self.plain(scope), self.base)
 
     def check(self, scope: Scope) -> list[Problem]:
-        turning, token_coords = self.turning(scope), scope.size("coords")
-        if self.coords != 1 and token_coords not in (1, self.coords):
-            return [
-                Problem(
-                    "coords",
-                    f"{self.coords} coordinates for tokens with {token_coords}",
-                    "use 1, or as many as the tokens have",
-                )
-            ]
-        if turning == 0 or turning % (2 * self.ladders()):
-            what = f"{turning} rotated channels of {scope.size('head')} cannot be paired for {self.ladders()} coordinate(s)"
-            return [Problem("fraction", what, f"make head · fraction a multiple of {2 * self.ladders()}")]
-        if self.sections and (len(self.sections) != self.coords or self.coords == 1):
-            what = f"{len(self.sections)} sections for {self.coords} coordinate(s)"
-            return [Problem("sections", what, "give one per coordinate, of 2 or 3 coordinates, or none")]
-        if self.sections and (min(self.sections) < 1 or sum(self.sections) != scope.size("pair")):
-            what = f"{list(self.sections)} do not divide the {scope.size('pair')} rotated pairs of a head"
-            return [Problem("sections", what, f"give numbers from 1 on whose sum is {scope.size('pair')}")]
-        return [] if self.scaling is None else self.scaling.check(scope)
+        turning, token_coords, head = self.turning(scope), scope.size("coords"), scope.size("head")
+        pairs, coords, sections, each = scope.size("pair"), self.coords, self.sections, 2 * self.ladders()
+        unpaired = f"{turning} rotated channels of {head} cannot be paired for {self.ladders()} coordinate(s)"
+        return broken(
+            (
+                coords != 1 and token_coords not in (1, coords),
+                "coords",
+                f"{coords} coordinates for tokens with {token_coords}",
+                "use 1, or as many as the tokens have",
+            ),
+            (turning == 0 or turning % each, "fraction", unpaired, f"make head · fraction a multiple of {each}"),
+            (
+                sections and (len(sections) != coords or coords == 1),
+                "sections",
+                f"{len(sections)} sections for {coords} coordinate(s)",
+                "give one per coordinate, of 2 or 3 coordinates, or none",
+            ),
+            (
+                sections and (min(sections) < 1 or sum(sections) != pairs),
+                "sections",
+                f"{list(sections)} do not divide the {pairs} rotated pairs of a head",
+                f"give numbers from 1 on whose sum is {pairs}",
+            ),
+        )[:1] or ([] if self.scaling is None else self.scaling.check(scope))
 
     def excepts(self, scope: Scope) -> dict[str, str]:
         if self.scaling is None or not self.scaling.varies:

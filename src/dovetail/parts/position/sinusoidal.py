@@ -16,7 +16,7 @@ from torch import Tensor
 from dovetail.core.field import bounded
 from dovetail.core.group import Position, PositionModule
 from dovetail.core.layout import TokenLayout
-from dovetail.core.part import Problem, register
+from dovetail.core.part import Problem, broken, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
@@ -45,14 +45,11 @@ class Sinusoidal(Position):
         return self.base ** -(torch.arange(pairs, dtype=torch.float64) / steps)
 
     def check(self, scope: Scope) -> list[Problem]:
-        width = scope.size("embed")
-        if width % 2:
-            return [Problem("", f"needs an even width, not {width}", "make the width even")]
-        if self.endpoint and width < 4:
-            return [
-                Problem("endpoint", f"needs a width of 4 or more, not {width}", "set endpoint to false, or use a larger width")
-            ]
-        return []
+        width, remedy = scope.size("embed"), "set endpoint to false, or use a larger width"
+        return broken(
+            (width % 2, "", f"needs an even width, not {width}", "make the width even"),
+            (self.endpoint and width < 4, "endpoint", f"needs a width of 4 or more, not {width}", remedy),
+        )[:1]
 
 
 class SinusoidalModule(PositionModule, of=Sinusoidal):

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from dovetail.core.group import Position, PositionModule
 from dovetail.core.layout import TokenLayout
-from dovetail.core.part import Problem, child, register
+from dovetail.core.part import Problem, broken, child, register
 from dovetail.core.scope import Scope
 
 
@@ -66,16 +66,12 @@ class Streaming(Position):
         return each * (n * n + learned), each * (full * (full + 1) // 2 + (n - full) * full + learned)
 
     def check(self, scope: Scope) -> list[Problem]:
-        if "cache" not in scope.sizes:
-            what = "needs a KV cache of fixed size"
-            return [
-                Problem("", what, "give a decoder's attention a window: mask: [causal, {kind: window, size: 256, keep: 4}]")
-            ]
-        if self.of.site != "mixer":
-            return [Problem("of", f"{self.of.kind} does not act in attention", "use a position that does: rope")]
-        if isinstance(self.of, Streaming):
-            return [Problem("of", "is itself streaming", "use the position that it wraps: rope")]
-        return []
+        window = "give a decoder's attention a window: mask: [causal, {kind: window, size: 256, keep: 4}]"
+        return broken(
+            ("cache" not in scope.sizes, "", "needs a KV cache of fixed size", window),
+            (self.of.site != "mixer", "of", f"{self.of.kind} does not act in attention", "use a position that does: rope"),
+            (isinstance(self.of, Streaming), "of", "is itself streaming", "use the position that it wraps: rope"),
+        )[:1]
 
 
 class StreamingModule(PositionModule, of=Streaming):
