@@ -196,7 +196,7 @@ def _sampled(seed: int) -> tuple[str, ...]:
 
 def _classes(part: Any) -> list[type]:
     """The classes of a part and of its module."""
-    module = part.module()
+    module = part.module
     return [*type(part).__mro__, *(() if module is None else module.__mro__)]
 
 

@@ -23,7 +23,7 @@ VALUES = {
 def _register(kind: str, values: list[float]) -> None:
     @oracle(kind)
     def at_five_points() -> Iterator[Comparison]:
-        yield Comparison("at −2, −½, 0, ½, 2", part(kind).function()(numbers(POINTS)), values, near=1e-9)
+        yield Comparison("at −2, −½, 0, ½, 2", part(kind).function(numbers(POINTS)), values, near=1e-9)
 
 
 for _kind, _values in VALUES.items():

@@ -32,7 +32,7 @@ from dovetail.api.serve import open_app, server_options
 from dovetail.core.errors import UsageError
 from dovetail.serving.client import Busy
 from dovetail.serving.http.guard import Gate, Guard
-from dovetail.serving.replicas.answer import Call, answer
+from dovetail.serving.replicas.answer import ReplicaCall, answer
 from dovetail.serving.replicas.merge import merge
 from dovetail.serving.replicas.prefix import Placement
 from dovetail.serving.replicas.relay import Relay, ReplicaLost
@@ -67,7 +67,7 @@ class PrefixRouter(RequestRouter):
 def _keys(request: PendingRequest | None) -> tuple[bytes, ...]:
     """The keys of a call's prompt; none for other methods of a replica."""
     first = request.args[0] if request is not None and request.args else None
-    return first.keys if isinstance(first, Call) else ()
+    return first.keys if isinstance(first, ReplicaCall) else ()
 
 
 @serve.deployment
@@ -82,7 +82,7 @@ class Engine:
         self.app = await self.stack.enter_async_context(opened)
         await self.stack.enter_async_context(self.app.router.lifespan_context(self.app))
 
-    async def answer(self, call: Call) -> AsyncGenerator[Message, None]:
+    async def answer(self, call: ReplicaCall) -> AsyncGenerator[Message, None]:
         """Yield the parts of a response."""
         async with aclosing(answer(self.app, call)) as parts:
             async for part in parts:
@@ -123,7 +123,7 @@ class Front:
     async def __call__(self, request: Request) -> Response:
         return Through(self.app)
 
-    async def ask(self, call: Call) -> AsyncGenerator[Message, None]:
+    async def ask(self, call: ReplicaCall) -> AsyncGenerator[Message, None]:
         """Yield the parts of a replica's response."""
         parts = self.engines.options(stream=True).answer.remote(call)
         try:

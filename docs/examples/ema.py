@@ -8,7 +8,6 @@ Shapes: x (rows, n, embed)   v, h (rows, n, inner)   a (inner,)   state h (rows,
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
-from dovetail.core.module import Linear, Module, at_least_fp32
+from dovetail.core.module import Linear, at_least_fp32
 from dovetail.core.part import register
 from dovetail.core.recur import Carry, Recurrent, RecurrentModule
 from dovetail.core.rows import SequenceRows
@@ -33,8 +32,8 @@ class Ema(Recurrent):
 
     inner: int = bounded(64, above=0)  # channels of the state
 
-    def module(self) -> type[Module]:
-        return EmaModule
+    tp_region = True
+    SAMPLES = {"inner": [10, 12]}
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(inner=self.inner)
@@ -54,15 +53,8 @@ class Ema(Recurrent):
     def state(self, scope: Scope) -> list[State]:
         return [State(name="h", axes=("inner",), per="sequence", at_least_fp32=True)] if scope.decodes else []
 
-    def tp_region(self) -> bool:
-        return True
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"inner": [10, 12]}
-
-
-class EmaModule(RecurrentModule):
+class EmaModule(RecurrentModule, of=Ema):
     """x (rows, n, embed) -> like x."""
 
     part: Ema

@@ -127,7 +127,7 @@ def _about(part: Part, scope: Scope, above: Scope) -> dict[str, Any]:
     for field in dc.fields(part):
         value = getattr(part, field.name)
         items = value if isinstance(value, tuple) else (value,)
-        if any(isinstance(item, Part) and item.module() is not None for item in items):
+        if any(isinstance(item, Part) and item.module is not None for item in items):
             continue  # a child has a node of its own
         if isinstance(value, Part) or (value != default_of(field) and field.name not in sizes):
             fields[field.name] = plain(value)

@@ -21,7 +21,7 @@ from dovetail.core.declared_tensors import held
 from dovetail.core.fold import Declared, declared
 from dovetail.core.module import at_least_fp32, holder
 from dovetail.core.part import Part
-from dovetail.core.random import Block, normal_block, normal_blocks, streams, uniform_block
+from dovetail.core.random import NumberBlock, normal_block, normal_blocks, streams, uniform_block
 from dovetail.core.scope import Scope
 from dovetail.model import Model
 from dovetail.transformer import Transformer
@@ -66,13 +66,8 @@ def materialize(model: nn.Module, spec: Model, dtype: torch.dtype, device: str |
     """Allocate every weight and constant, and set its initial value."""
     set_constants(model, spec, dtype, device)
     for d, value in initials((d for d in declared(spec) if d.weight.stored), seed):
-        put(model, d, value.to(device, _dtype_of(d, dtype)))
+        put(model, d, value.to(device, at_least_fp32(dtype) if d.weight.buffer else dtype))
     tie(model, spec)
-
-
-def _dtype_of(d: Declared, dtype: torch.dtype) -> torch.dtype:
-    """The dtype of a stored tensor in a model of this dtype."""
-    return at_least_fp32(dtype) if d.weight.buffer else dtype
 
 
 def put(model: nn.Module, d: Declared, value: Tensor) -> None:
@@ -138,7 +133,7 @@ def fill_slice(d: Declared, seed: int, slices: Sequence[slice], out: Tensor) -> 
     for top in range(0, len(rows), tile):
         for left in range(columns.start, columns.stop, 2 * CHUNK):
             right = min(left + 2 * CHUNK, columns.stop)
-            block = Block(stream, rows[top : top + tile], left, right, _std(d))
+            block = NumberBlock(stream, rows[top : top + tile], left, right, _std(d))
             out[top : top + tile, left - columns.start : right - columns.start] = sampled(block)
 
 
@@ -161,7 +156,7 @@ def _together(small: Sequence[Declared], seed: int) -> Iterator[tuple[Declared, 
         return
     shapes = [(1, *d.weight.shape(d.scope)) for d in small]
     blocks = [
-        Block(stream, torch.arange(prod(shape[:-1])), 0, shape[-1], _std(d))
+        NumberBlock(stream, torch.arange(prod(shape[:-1])), 0, shape[-1], _std(d))
         for d, stream, shape in zip(small, _streams(small, seed), shapes, strict=True)
     ]
     for d, shape, numbers in zip(small, shapes, normal_blocks(blocks), strict=True):

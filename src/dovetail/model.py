@@ -49,7 +49,7 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import IGNORED, LossSum
 from dovetail.core.module import Module
 from dovetail.core.multi_token import look_ahead, reads_tokens
-from dovetail.core.part import KINDS, Mistake, Part, Place, Problem, child, register, walk_spec
+from dovetail.core.part import KINDS, Mistake, Part, Place, Problem, broken, child, register, walk_spec
 from dovetail.core.scope import Scope
 from dovetail.core.swap import Lost, fit, no_group, replaced, swap_group, with_position
 from dovetail.core.wire import Branching, Scaled, WireModule
@@ -65,18 +65,13 @@ class PreNorm(Scaled):
 
     first_norm: bool = True  # False: the first branch reads the stream itself (ModernBERT, where the embedding is normed)
 
-    def module(self) -> type[Module]:
-        return PreNormModule
+    SAMPLES = {**Scaled.SAMPLES, "first_norm": [True, False]}
 
     def norms(self, steps: Steps) -> tuple[str, ...]:
         return tuple(f"{step[0]}_norm" for step in steps[0 if self.first_norm else 1 :])
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {**super().samples(), "first_norm": [True, False]}
 
-
-class PreNormModule(WireModule):
+class PreNormModule(WireModule, of=PreNorm):
     """x (…, n, embed) -> like x."""
 
     def setup(self) -> None:
@@ -109,9 +104,6 @@ class Block(Part):
     cross: CrossMixer | None = None
     ffn: Ffn | None = child("glu")
     shares: int | None = bounded(None, at_least=0)  # an earlier layer whose weights it uses; its decode state is its own
-
-    def module(self) -> type[Module]:
-        return BlockModule
 
     def steps(self) -> Steps:
         """Names of the branches that are there, in order."""
@@ -160,22 +152,21 @@ class Block(Part):
     def idle(self, scope: Scope) -> frozenset[str]:
         unused = frozenset() if self.norms() else frozenset(f"norm.{field.name}" for field in dc.fields(self.norm))
         same = not self.norm.weights(self.norm.axes(self.child_scope(scope, "norm")))
-        return unused | {f"wire.{name}" for name in self.wire.counts_norms() if same}
+        return unused | {f"wire.{name}" for name in self.wire.counts_norms if same}
 
     def check(self, scope: Scope) -> list[Problem]:
         if not self.branches():
             return [Problem("", "has no branch", "give it a mixer or an ffn")]
-        found: list[Problem] = []
-        if self.shares is not None and self.shares >= scope.layer:
-            what = f"layer {scope.layer} cannot use the weights of layer {self.shares}"
-            found.append(Problem("shares", what, "give the number of an earlier layer, from 0"))
-        for name, mixer in self.mixers().items():
-            if mixer.reads_encoder() and name != "cross":
-                found.append(Problem(name, f"{mixer.kind} reads an encoder output", "it belongs in `cross`"))
-        return found
+        later = self.shares is not None and self.shares >= scope.layer
+        what = f"layer {scope.layer} cannot use the weights of layer {self.shares}"
+        misplaced = [(name, mixer) for name, mixer in self.mixers().items() if mixer.reads_encoder() and name != "cross"]
+        return [
+            *broken((later, "shares", what, "give the number of an earlier layer, from 0")),
+            *(Problem(name, f"{mixer.kind} reads an encoder output", "it belongs in `cross`") for name, mixer in misplaced),
+        ]
 
 
-class BlockModule(Branching):
+class BlockModule(Branching, of=Block):
     """x (…, n, embed) -> like x; between blocks of several residual streams it is (…, n, streams, embed)."""
 
     part: Block
@@ -237,8 +228,7 @@ class Model(Part):
     mtp: tuple[Mtp, ...] = ()  # one per depth of multi-token prediction
     init: Init = child("normal")
 
-    def module(self) -> type[Module]:
-        return ModelModule
+    SAMPLES = {"dropout": [0.0, 0.2]}
 
     def axes(self, scope: Scope) -> Scope:
         sizes = {"embed": self.width, "vocab": self.vocab, "coords": self.embed.coords}
@@ -288,43 +278,41 @@ class Model(Part):
     def check(self, scope: Scope) -> list[Problem]:
         if not self.layers:
             return [Problem("layers", "there are none", "layers: [{repeat: 6}] gives six modern ones")]
-        found: list[Problem] = []
-        if self.position.site == "mixer":
-            what = f"{self.position.kind} acts inside attention, not on the stream"
-            found.append(Problem("position", what, "put it at layers.*.mixer.position, or use swap"))
-        if self.encoder is not None and self.encoder.head is not None:
-            found.append(Problem("encoder.head", "an encoder that feeds a decoder has no head", "head: null"))
-        for i, block in enumerate(self.layers):
-            owner = None if block.shares is None or block.shares >= i else self.layers[block.shares].shares
-            if owner is not None:
-                what = f"layer {block.shares} has no weights of its own"
-                found.append(Problem(f"layers.{i}.shares", what, f"give the layer that it shares: {owner}"))
         mixers = [mixer for block in self.layers for mixer in block.mixers().values()]
-        if self.encoder is not None and not any(m.reads_encoder() or m.starts_from_encoder() for m in mixers):
-            remedy = "give the layers a `cross: cross_attention`, or a recurrent mixer `from_encoder: true`"
-            found.append(Problem("encoder", "no layer reads it", remedy))
-        if self.mtp and (self.order() != "causal" or not self.embed.token_ids or not self._predicts_tokens(scope)):
-            what = "multi-token prediction needs a causal model of token ids with logits over the vocabulary per token"
-            found.append(Problem("mtp", what, "use causal mixers, embed: tokens and an lm head, or mtp: []"))
-        return found
-
-    def _predicts_tokens(self, scope: Scope) -> bool:
-        return self.head is not None and self.head.predicts_tokens(scope)
+        unread = not any(m.reads_encoder() or m.starts_from_encoder() for m in mixers)
+        inside = f"{self.position.kind} acts inside attention, not on the stream"
+        cross = "give the layers a `cross: cross_attention`, or a recurrent mixer `from_encoder: true`"
+        ahead = "multi-token prediction needs a causal model of token ids with logits over the vocabulary per token"
+        predicts = self.mtp and self.head is not None and self.head.predicts_tokens(scope)
+        undrafted = bool(self.mtp) and not (self.order() == "causal" and self.embed.token_ids and predicts)
+        shared = [
+            Problem(f"layers.{i}.shares", f"layer {j} has no weights of its own", f"give the layer that it shares: {owner}")
+            for i, block in enumerate(self.layers)
+            if (j := block.shares) is not None and j < i and (owner := self.layers[j].shares) is not None
+        ]
+        encoder_head = self.encoder is not None and self.encoder.head is not None
+        return [
+            *broken(
+                (self.position.site == "mixer", "position", inside, "put it at layers.*.mixer.position, or use swap"),
+                (encoder_head, "encoder.head", "an encoder that feeds a decoder has no head", "head: null"),
+            ),
+            *shared,
+            *broken(
+                (self.encoder is not None and unread, "encoder", "no layer reads it", cross),
+                (undrafted, "mtp", ahead, "use causal mixers, embed: tokens and an lm head, or mtp: []"),
+            ),
+        ]
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
-        found: list[Problem] = []
         positions = [part for _, part in walk_spec(self) if isinstance(part, Position)]
-        if self.order() == "both" and all(p.site == "any" for p in positions):
-            found.append(Problem("position", "a bidirectional model without positions cannot tell word order"))
+        unordered = self.order() == "both" and all(p.site == "any" for p in positions)
         reaches = [block.reach() for block in self.layers]
         field = 1 + sum(r - 1 for r in reaches if r is not None)
-        if length is not None and None not in reaches and field < length:
-            found.append(Problem("layers", f"windows reach {field} tokens back in all, fewer than the {length} asked for"))
-        return found
-
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"dropout": [0.0, 0.2]}
+        short = None not in reaches and field < (length or 0)
+        return broken(
+            (unordered, "position", "a bidirectional model without positions cannot tell word order", ""),
+            (short, "layers", f"windows reach {field} tokens back in all, fewer than the {length} asked for", ""),
+        )
 
     # -- changing a spec
 
@@ -403,7 +391,7 @@ class Model(Part):
 
 
 @checks_keywords
-class ModelModule(Module):
+class ModelModule(Module, of=Model):
     """inputs -> logits."""
 
     part: Model

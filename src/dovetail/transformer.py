@@ -73,22 +73,6 @@ class Transformer(ModelModule):
         """The tokenizer of the directory that the model was loaded from; None where there is none."""
         return None if self.vocabulary is None else self.vocabulary.tokenizer
 
-    if TYPE_CHECKING:  # nn.Module.__call__ returns Any
-
-        def __call__(
-            self,
-            inputs: Tensor,
-            ctx: Ctx | None = None,
-            *,
-            attention_mask: Tensor | None = None,
-            lengths: Tensor | Sequence[int] | None = None,
-            types: Tensor | None = None,
-            positions: Tensor | None = None,
-            patches: Tensor | None = None,
-            source: Tensor | None = None,
-            source_mask: Tensor | None = None,
-        ) -> Tensor: ...
-
     def forward(
         self,
         inputs: Tensor,
@@ -106,6 +90,9 @@ class Transformer(ModelModule):
         padding and the source of an encoder–decoder (`Batch`); a Ctx takes their place."""
         batch = Batch(attention_mask, lengths, types, positions, patches, source, source_mask)
         return super().forward(inputs, self._ctx(inputs, ctx, batch))
+
+    if TYPE_CHECKING:  # nn.Module.__call__ returns Any
+        __call__ = forward
 
     def loss(
         self,

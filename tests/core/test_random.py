@@ -6,7 +6,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.core.random import GAMMA, LONG, Block, draw, mix, normal_block, normal_blocks, normals, path_hash, streams, words
+from dovetail.core.random import (
+    GAMMA,
+    LONG,
+    NumberBlock,
+    draw,
+    mix,
+    normal_block,
+    normal_blocks,
+    normals,
+    path_hash,
+    streams,
+    words,
+)
 
 N = 2**20
 BOUND = 5 / N**0.5  # five standard errors of a mean of N independent numbers of variance 1
@@ -89,8 +101,8 @@ def test_words_cover_the_range() -> None:
 
 def test_a_block_is_a_piece_of_the_matrix() -> None:
     stream = streams(torch.tensor(1), ["w"])[0]
-    whole = normal_block(Block(stream, torch.arange(9), 0, 15, 0.5))
-    blocks = [Block(stream, torch.arange(2, 7), a, b, 0.5) for a, b in ((0, 15), (1, 4), (4, 9), (3, 4), (14, 15))]
+    whole = normal_block(NumberBlock(stream, torch.arange(9), 0, 15, 0.5))
+    blocks = [NumberBlock(stream, torch.arange(2, 7), a, b, 0.5) for a, b in ((0, 15), (1, 4), (4, 9), (3, 4), (14, 15))]
     for block, together in zip(blocks, normal_blocks(blocks), strict=True):
         assert torch.equal(normal_block(block), whole[2:7, block.first : block.last])
         assert torch.equal(together, whole[2:7, block.first : block.last])

@@ -82,7 +82,7 @@ def main() -> None:
     """Try them all."""
     torch.set_num_threads(1)
     if "--plant" in sys.argv:
-        module = KINDS[KIND]().module()
+        module = KINDS[KIND].module
         assert module is not None
         with patch.object(module, "score", flat_at_decode(module.score)):
             rows = [tried(from_yaml(DECODER).swap("position", KINDS[KIND]()), ["chunked", "causal"])]

@@ -103,7 +103,7 @@ def test_a_package_registers_its_own_oracles(doubled: str) -> None:
 
     @oracle(doubled)
     def twice() -> Iterator[Comparison]:
-        yield Comparison("twice three", KINDS[doubled]().function()(torch.tensor([3.0])), [6.0])  # type: ignore[attr-defined]
+        yield Comparison("twice three", KINDS[doubled]().function(torch.tensor([3.0])), [6.0])  # type: ignore[attr-defined]
 
     assert missing() == []
     assert check_oracles([doubled]) == []

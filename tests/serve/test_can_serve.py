@@ -25,7 +25,7 @@ MASKS = [
     {"kind": kind, field: value}
     for kind, cls in sorted(KINDS.items())
     if issubclass(cls, Mask)
-    for field, values in (cls.samples() or {"": [None]}).items()
+    for field, values in (cls.SAMPLES or {"": [None]}).items()
     for value in values
 ]
 NESTED = [
@@ -98,7 +98,7 @@ def test_a_mixer_that_attends_never_reads_its_entries(kind: str) -> None:
     (mixer,) = spec.layers[0].mixers().values()
     model, Asked.read = dt.build(spec), False
     model(torch.randint(20, (1, 9)), Ctx(layout=TokenLayout.whole(1, 9), views=[{"mixer": AskedView()}]))
-    assert mixer.attends() != Asked.read
+    assert mixer.attends != Asked.read
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -131,6 +131,13 @@ def _holds(words: list[str], flags: set[str]) -> bool:
     return wanted
 
 
+AT_LEAST_FP32 = '''
+def $name(dtype: torch.dtype) -> torch.dtype:
+    """The dtype for angles, softmax and sums over time: at least float32."""
+    return torch.promote_types(dtype, torch.float32)
+'''
+
+
 class File:
     """What an emitted file defines, in order, and the letters its shapes are written with."""
 
@@ -148,6 +155,10 @@ class File:
             if self.definitions.setdefault(own, definition) == definition:
                 return own
         raise AssertionError("numbers never end")
+
+    def define_at_least_fp32(self) -> None:
+        """Add the function `at_least_fp32`, the dtype of computations that need at least float32."""
+        self.define("at_least_fp32", fill(AT_LEAST_FP32))
 
     def letter(self, **letters: str) -> None:
         """The meaning of the letters in shapes."""

@@ -54,7 +54,7 @@ class Context:
         """Return the context of a child or a field of this part."""
         child = getattr(self.part, name) if part is None else part
         path = join(self.scope.path, name)
-        if child.module() is None:
+        if child.module is None:
             return Context(child, self.scope.at_path(path), self.file)
         return Context(child, child.axes(self.part.child_scope(self.scope, name).at_path(path)), self.file)
 

@@ -12,7 +12,8 @@ def install_command(*extras: str) -> str:
 
 
 class DovetailError(Exception):
-    """The base of every error below; exit code 1 is left to a law that fails and to two functions that differ."""
+    """The base of every error below, whose exit code is 4 unless it says another; 1 is left to a law that fails and to two
+    functions that differ."""
 
     exit_code = 4
 
@@ -37,8 +38,6 @@ class SpecError(DovetailError):
 class InputError(DovetailError, ValueError):
     """Inputs that do not fit the model or their layout: a layout of another shape, a token id outside the vocabulary."""
 
-    exit_code = 4
-
 
 class KeywordError(DovetailError, TypeError):
     """A call with a keyword that the function does not have."""
@@ -57,19 +56,13 @@ class BackendError(DovetailError):
 class FileError(DovetailError):
     """A file that is missing, damaged or not what it claims to be."""
 
-    exit_code = 4
-
 
 class ResourceError(DovetailError):
     """A computation that needs more memory than there is."""
 
-    exit_code = 4
-
 
 class NonFiniteError(DovetailError):
     """A tensor holds NaN or infinity where a result needs finite numbers."""
-
-    exit_code = 4
 
 
 class Diverged(DovetailError):

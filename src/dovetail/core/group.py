@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
@@ -38,6 +38,9 @@ class Mixer(Part):
 
     group: ClassVar[str] = "mixer"
     recurrent: ClassVar[bool] = False  # whether earlier tokens reach later ones through a recurrent state alone
+    # whether it reads its entries by `KV.attend` alone, with the scoring of its module, so that an engine may keep them to
+    # itself (core/view.py)
+    attends: ClassVar[bool] = False
 
     def order(self) -> Order:
         """Whether an output depends on later tokens."""
@@ -53,11 +56,6 @@ class Mixer(Part):
 
     def starts_from_encoder(self) -> bool:
         """Whether its recurrent state starts from the encoder output: its module then has a `fill`, as cross attention has."""
-        return False
-
-    def attends(self) -> bool:
-        """Whether it reads its entries by `KV.attend` alone, with the scoring of its module, so that an engine may keep them to
-        itself (core/view.py)."""
         return False
 
 
@@ -123,12 +121,13 @@ class Norm(Part):
 
 
 class Act(Part):
-    """An elementwise activation function. No module: the ffn calls `function()` once and applies the result."""
+    """An elementwise activation function. No module: the ffn applies `function`."""
 
     group: ClassVar[str] = "act"
 
-    def function(self) -> Callable[[Tensor], Tensor]:
-        """The elementwise function."""
+    @staticmethod
+    def function(x: Tensor, /) -> Tensor:
+        """The elementwise function of x."""
         raise NotImplementedError
 
 
@@ -160,6 +159,7 @@ class Position(Part):
     group: ClassVar[str] = "position"
     site: ClassVar[Literal["stream", "mixer", "any"]] = "mixer"
     rotates: ClassVar[bool] = False  # whether it rotates each key by the key's own position
+    slope: ClassVar[str | None] = None  # the constant s (heads,) where the bias of the scores is −s · |distance|
 
     def coordinates(self) -> int:
         """The number of coordinates that it encodes; with 1, of tokens that have several, their order."""
@@ -174,12 +174,8 @@ class Position(Part):
         """Whether keys are stored without rotation and rotated when they are read."""
         return False
 
-    def slope(self) -> str | None:
-        """The name of the constant s (heads,) where the bias of the scores is −s · |distance|; None: it is another one."""
-        return None
 
-
-class PositionModule(Module):
+class PositionModule(Module, of=Position):
     """The identity at every place. The model and attention call all methods, whichever kind of position they have."""
 
     def embed(self, x: Tensor, layout: TokenLayout) -> Tensor:
@@ -344,7 +340,7 @@ class Mask(Part):
 
     def relative(self) -> bool:
         """Whether visibility depends on the distance from query to key alone: tiles at equal distances are then equal."""
-        return False
+        return self.band() is not None
 
     def regroup(self) -> int:
         """The modulus m such that tokens attend only to tokens whose order is equal modulo m (1: no such grouping)."""
@@ -415,6 +411,7 @@ class Head(Part):
 
     group: ClassVar[str] = "head"
     criterion: ClassVar[Criterion] = "cross_entropy"  # how its loss compares outputs with labels
+    embeds: ClassVar[bool] = False  # whether its output is an embedding of each document
 
     def pools(self) -> bool:
         """Whether it pools: one output per document instead of one per token."""
@@ -423,10 +420,6 @@ class Head(Part):
     def predicts_tokens(self, scope: Scope) -> bool:
         """Whether its outputs are logits over the vocabulary per token."""
         return not self.pools() and any("vocab" in weight.out for weight in self.weights(scope))
-
-    def embeds(self) -> bool:
-        """Whether its output is an embedding of each document."""
-        return False
 
     def ranks(self) -> bool:
         """Whether its output is one number per document, by which documents are ranked."""
@@ -501,14 +494,12 @@ class Wire(Part):
     group: ClassVar[str] = "wire"
 
     sums: ClassVar[bool] = True  # whether the output is the input plus the branches, with nothing applied to the sum
+    # fields that only say how many norms there are: without effect where a norm has no weights, and several are one
+    counts_norms: ClassVar[frozenset[str]] = frozenset()
 
     def norms(self, steps: Steps) -> tuple[str, ...]:
         """Names of the norm modules of a block."""
         raise NotImplementedError
-
-    def counts_norms(self) -> frozenset[str]:
-        """Fields that only say how many norms there are: without effect where a norm has no weights, and several are one."""
-        return frozenset()
 
     def rescales(self) -> bool:
         """Whether it multiplies the residual stream behind the last branch."""

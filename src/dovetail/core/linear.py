@@ -38,21 +38,17 @@ class Rows(Protocol):
     @property
     def choice(self) -> Tensor:
         """(rows,) the number of each row before they were sorted: its token times the choices per token, plus which."""
-        ...
 
     @property
     def expert(self) -> Tensor:
         """(rows,) the matrix of each row."""
-        ...
 
     @property
     def ends(self) -> Tensor:
         """(experts,) where the rows of each matrix end."""
-        ...
 
     def multiply(self, x: Tensor, matrices: Tensor) -> Tensor:
         """x (rows, inp), matrices (experts, out, inp) -> (rows, out)."""
-        ...
 
 
 class Adapter(nn.Module, ABC):
@@ -176,13 +172,12 @@ def addresses(leaves: Sequence[Linear]) -> tuple[int, ...]:
 
 def offers(what: Offer, *leaves: nn.Module) -> bool:
     """Whether all leaves have an exact `grouped` or `matrix`; a leaf of another library has neither."""
-    return all(isinstance(leaf, Linear) and what in leaf.exact and _adapter_offers(what, leaf) for leaf in leaves)
+    return all(
+        isinstance(leaf, Linear) and what in leaf.exact and (leaf.adapter is None or what in leaf.adapter.exact)
+        for leaf in leaves
+    )
 
 
 def dtype_of(leaf: nn.Module) -> torch.dtype:
     """The dtype of the dense W of a leaf, also of one of another library."""
     return leaf.dense_dtype() if isinstance(leaf, Linear) else next(leaf.parameters()).dtype
-
-
-def _adapter_offers(what: Offer, leaf: Linear) -> bool:
-    return leaf.adapter is None or what in leaf.adapter.exact

@@ -36,6 +36,12 @@ class Module(nn.Module):
 
     joint: Joint | None = None  # of the leaves that the part names in `together()`
 
+    def __init_subclass__(cls, of: type[Part] | None = None) -> None:
+        """`of`: the part that this class computes."""
+        super().__init_subclass__()
+        if of is not None:
+            of.module = cls
+
     def __init__(self, part: Any, scope: Scope) -> None:
         super().__init__()
         scope = part.axes(scope)
@@ -107,7 +113,7 @@ class Module(nn.Module):
 
 def make(part: Part, scope: Scope) -> Module:
     """Return the part's module and all modules below it, on the meta device."""
-    cls = part.module()
+    cls = part.module
     assert cls is not None, f"{part.kind} has no module"
     assert issubclass(cls, Module), f"{part.kind}: {cls.__name__} is not a dovetail.core.module.Module"
     return cls(part, scope)

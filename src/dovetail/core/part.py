@@ -24,7 +24,7 @@ from dovetail.core.suggest import did_you_mean, names_or_nearest
 from dovetail.core.weight import Read, State, Weight
 
 if typing.TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 KINDS: dict[str, type[Part]] = {}
 P = TypeVar("P", bound="type[Part]")
@@ -38,6 +38,11 @@ class Problem:
     field: str
     problem: str
     remedy: str = ""
+
+
+def broken(*rules: tuple[object, str, str, str]) -> list[Problem]:
+    """The problems of those rules that are broken: (what is true then, the field, what is wrong, what to do) each."""
+    return [Problem(*problem) for is_broken, *problem in rules if is_broken]
 
 
 @dc.dataclass(frozen=True)
@@ -79,7 +84,18 @@ class Part:
     group: ClassVar[str] = ""
     TAPS: ClassVar[tuple[str, ...]] = ()
     MISTAKES: ClassVar[Mapping[str, Mistake]] = {}  # by field
+    # two to four small legal values per field, for the sampled specs of the laws; a field that holds a part is sampled from
+    # every registered kind of its group
+    SAMPLES: ClassVar[Mapping[str, list[Any]]] = {}
     training_only: ClassVar[frozenset[str]] = frozenset({"dropout"})  # fields that change nothing outside training
+    # the class that computes this part, which declares it: `class RopeModule(PositionModule, of=Rope)`; None for a part without
+    # a module (a mask, an activation)
+    module: ClassVar[type[Any] | None] = None
+    # whether this is a tensor-parallel region: it takes a whole input and returns a partial sum on each rank
+    tp_region: ClassVar[bool] = False
+    # axes of an ancestor (`vocab`) along which tensor parallelism shards weights of this part. The part is then no region: it
+    # calls ctx.enter, ctx.leave and ctx.join itself, around what it computes with those weights
+    tp_axes: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         for name, hint in field_types(type(self)).items():
@@ -100,13 +116,9 @@ class Part:
         return repr(self.to_data())
 
     # -- the module tree
-    def module(self) -> type[nn.Module] | None:
-        """The subclass of core.module.Module that computes this part; None for a part without one (a mask, an activation)."""
-        return None
-
     def children(self) -> dict[str, Part]:
         """Children in the module tree, by name; by default the fields that hold parts with modules."""
-        return {name: part for name, part in self.parts().items() if part.module() is not None}
+        return {name: part for name, part in self.parts().items() if part.module is not None}
 
     def axes(self, scope: Scope) -> Scope:
         """The scope of this part itself: the sizes it defines."""
@@ -157,15 +169,6 @@ class Part:
         """Names of the linear leaves that read the same input (`q` of `q.weight`): inference may multiply by all at once."""
         return ()
 
-    def tp_region(self) -> bool:
-        """Whether this is a tensor-parallel region: it takes a whole input and returns a partial sum on each rank."""
-        return False
-
-    def tp_axes(self) -> tuple[str, ...]:
-        """Axes of an ancestor (`vocab`) along which tensor parallelism shards weights of this part. The part is then no region:
-        it calls ctx.enter, ctx.leave and ctx.join itself, around what it computes with those weights."""
-        return ()
-
     def reduces(self, scope: Scope) -> tuple[str, ...]:
         """Axes over which this part sums or takes means, with or without a weight of its own (a norm): each of their entries
         must be on one rank."""
@@ -183,12 +186,6 @@ class Part:
         """Names of the weights (`q` for `q.weight`) and children whose outputs this field acts on. Changing the field
         reinterprets those and no others. None: every weight of this part."""
         return None
-
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        """Two to four small legal values per field, for the sampled specs of the laws. A field that holds a part is sampled
-        from every registered kind of its group."""
-        return {}
 
     def idle(self, scope: Scope) -> frozenset[str]:
         """Fields without effect at this place of the tree (for example `share` in the layer that owns a shared table)."""

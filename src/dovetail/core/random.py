@@ -91,7 +91,7 @@ def uniforms(bits: Tensor) -> tuple[Tensor, Tensor]:
     return (high.double() + 0.5) * 2.0**-31 - 1.0, (low.double() + 0.5) * 2.0**-31 - 1.0
 
 
-class Block(NamedTuple):
+class NumberBlock(NamedTuple):
     """Some rows and columns of a matrix of normal numbers: the stream (), row numbers (r,), and columns first … last − 1."""
 
     stream: Tensor
@@ -106,17 +106,17 @@ class Block(NamedTuple):
         return torch.arange(self.first // 2, (self.last + 1) // 2)
 
 
-def normal_block(block: Block) -> Tensor:
+def normal_block(block: NumberBlock) -> Tensor:
     """Return std times the standard normal numbers of a block (r, last − first), rounded to float32."""
     return _columns(block, normals(draw(block.stream, block.rows[:, None], block.pairs)))
 
 
-def uniform_block(block: Block) -> Tensor:
+def uniform_block(block: NumberBlock) -> Tensor:
     """Return std times the uniform numbers of a block (r, last − first), rounded to float32."""
     return _columns(block, uniforms(draw(block.stream, block.rows[:, None], block.pairs)))
 
 
-def normal_blocks(blocks: Sequence[Block]) -> list[Tensor]:
+def normal_blocks(blocks: Sequence[NumberBlock]) -> list[Tensor]:
     """Return normal_block of each, in one pass: the time of a small tensor is that of the calls."""
     pairs = [block.pairs for block in blocks]
     counts = [len(block.rows) * len(own) for block, own in zip(blocks, pairs, strict=True)]
@@ -128,7 +128,7 @@ def normal_blocks(blocks: Sequence[Block]) -> list[Tensor]:
     return [_columns(block, own) for block, *own in zip(blocks, even.split(counts), odd.split(counts), strict=True)]
 
 
-def _columns(block: Block, numbers: Sequence[Tensor]) -> Tensor:
+def _columns(block: NumberBlock, numbers: Sequence[Tensor]) -> Tensor:
     """Scale the even and the odd columns, and drop those that the first and the last pair have outside of the block."""
     skipped = block.first % 2
     both = torch.stack([(half * block.std).float() for half in numbers], -1).view(len(block.rows), -1)

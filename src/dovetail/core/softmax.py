@@ -30,6 +30,7 @@ class SoftmaxMixer(Mixer):
     """A mixer with `heads` softmax heads and one mask."""
 
     MISTAKES = {"scale": SCORE_SCALE}
+    tp_region = True
 
     heads: int
     mask: Mask
@@ -52,9 +53,6 @@ class SoftmaxMixer(Mixer):
         if self.order() == "both":  # nothing is cached, so that no token can follow, not even behind a prefix
             return None
         return 0 if self.order() == "causal" else self.visibility().ahead()
-
-    def tp_region(self) -> bool:
-        return True
 
     def cached(self, scope: Scope, *states: State) -> list[State]:
         """States with one entry per token, as far back as the mask reaches; none where the mixer does not decode."""
@@ -140,7 +138,7 @@ class SoftmaxModule(Module):
         self.mask.key  # noqa: B018  cached here, outside any compiled graph
         self.needs = self.part.needs()
         self.biased, self.tapped = "bias" in self.needs, "pattern" in self.part.taps()
-        self.slope = self.part.position.slope() if self.biased else None
+        self.slope = self.part.position.slope if self.biased else None
 
     def scoring(self, ctx: Ctx) -> Scoring:
         """The scoring, with the tensors that the module has now; of the ctx only its ranks matter."""

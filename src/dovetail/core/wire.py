@@ -57,6 +57,8 @@ class Scaled(Wire):
     dropout: float = bounded(0.0, at_least=0, below=1)
     stream_scale: bool = False  # one number of the layer multiplies the residual stream behind its last branch
 
+    SAMPLES = {"multiplier": [1.0, 0.5], "layer_scale": [None, 0.7], "dropout": [0.0, 0.2], "stream_scale": [False, True]}
+
     def axes(self, scope: Scope) -> Scope:
         return scope.add(one=1)
 
@@ -74,11 +76,6 @@ class Scaled(Wire):
     def constant(self, name: str, scope: Scope) -> Tensor:
         assert self.layer_scale is not None
         return torch.full((scope.size("branches"), scope.size("embed")), self.layer_scale, dtype=torch.float64)
-
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        fields = {"multiplier": [1.0, 0.5], "layer_scale": [None, 0.7], "dropout": [0.0, 0.2]}
-        return {**fields, "stream_scale": [False, True]}
 
 
 class WireModule(Module):

@@ -41,7 +41,7 @@ class Embedder:
         check_embeds(model.part)
         spec = model.part
         self.model, self.longest = model, position_limit(spec)
-        self.by_head = pooling is None and spec.head is not None and spec.head.embeds()
+        self.by_head = pooling is None and spec.head is not None and spec.head.embeds
         causal = spec.encoder is None and spec.ahead() is not None
         self.pooling: Pool = POOLS[pooling or ("last" if causal else "mean")]
 

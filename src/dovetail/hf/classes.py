@@ -12,11 +12,24 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.core.limits import CONFIG_CLASSES
-from dovetail.hf.field import Config, Copy, Settings, value_at
+from dovetail.hf.field import Config, Copy, Field, Settings, value_at
+from dovetail.hf.table import Form, Row
 from dovetail.model import Model
 
 
-class Classes:
+def classified(family: str, task: str, under: str, head: Any, tensors: tuple[Row, ...], fields: tuple[Field, ...]) -> Form:
+    """The model class of a family that classifies a Sequence, a Token or an Image; `under` is the prefix of its names."""
+    return Form(
+        architecture=f"{family}For{task}Classification",
+        auto=f"AutoModelFor{task}Classification",
+        head={"head": head},
+        prefix=under,
+        tensors=tensors,
+        fields=fields,
+    )
+
+
+class Classes(Field):
     """The number of classes of a head; the family's default where the config has none."""
 
     names = ("id2label", "label2id", "num_labels")

@@ -11,8 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.core.errors import SpecError
-from dovetail.core.limits import CONFIG_LAYERS
-from dovetail.hf.field import ABSENT, Config, Copy, Settings, is_kind, value_at
+from dovetail.hf.field import ABSENT, Config, Copy, Field, Settings, depth_of, integer, is_kind, value_at
 from dovetail.hf.table import Row
 from dovetail.model import Model
 
@@ -21,7 +20,7 @@ GATE_UP, DOWN = "gate_up_proj", "down_proj"  # the parameters of all experts in 
 DENSE, STEP = "mlp_only_layers", "decoder_sparse_step"
 
 
-class BalanceLoss:
+class BalanceLoss(Field):
     """The coefficient of the load-balancing loss; 0 where every token is routed to every expert."""
 
     names = (WEIGHT, "output_router_logits")  # the second asks for an output, not for a loss
@@ -77,23 +76,7 @@ def glu_rows(hf_module: str, module: str) -> tuple[Row, Row, Row]:
     )
 
 
-def depth_of(config: Config, field: str) -> int:
-    """The number of layers of a config; 0 for an invalid number, which `read_config` refuses."""
-    count = config.get(field)
-    return min(count, CONFIG_LAYERS) if isinstance(count, int) and not isinstance(count, bool) else 0
-
-
-def integer(config: Config, field: str, default: int, least: int = 0) -> int:
-    """An integer of a config, or the default where it is null or left out."""
-    value = config.get(field)
-    if value is None:
-        return default
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise SpecError(f"config.{field}", f"{value!r} is not a whole number from {least} on")
-    return value
-
-
-class SparseLayers:
+class SparseLayers(Field):
     """Dense layers among MoE layers: those of a list, and those that `decoder_sparse_step` leaves out."""
 
     names = (DENSE, STEP)
@@ -112,7 +95,7 @@ class SparseLayers:
         return {f"layers.{i}.ffn": self.plain for i in layers if i in listed or (i + 1) % step}
 
 
-class FirstDense:
+class FirstDense(Field):
     """The first layers are dense, the others have experts."""
 
     def __init__(self, name: str, layers: str, default: int, plain: str = "glu") -> None:
@@ -127,7 +110,7 @@ class FirstDense:
         return {f"layers.{i}.ffn": self.plain for i in range(min(first, depth_of(config, self.layers)))}
 
 
-class PeriodicLayers:
+class PeriodicLayers(Field):
     """Another part in every layer i with i % period == offset."""
 
     def __init__(self, period: str, offset: str, layers: str, part: str, data: Any, *, default: tuple[int, int]) -> None:
@@ -151,7 +134,7 @@ class PeriodicLayers:
         return {f"layers.{i}.{self.part}": self.data for i in range(offset, depth_of(config, self.layers), period)}
 
 
-class SharedExperts:
+class SharedExperts(Field):
     """Shared experts: a config counts them in the size of the routed ones; here they are one FFN as wide as all of them."""
 
     def __init__(self, name: str, size: str, path: str, routed: str) -> None:
@@ -168,7 +151,7 @@ class SharedExperts:
         return {self.path: count * size}
 
 
-class ExpertGroups:
+class ExpertGroups(Field):
     """Groups of experts: experts are chosen from the best groups. Without a limit on groups there is one group."""
 
     names = ("n_group", "topk_group")

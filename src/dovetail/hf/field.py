@@ -15,9 +15,10 @@ A path pattern addresses values of a spec: `head.tied`, `layers.3.mixer`, `layer
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from dovetail.core.errors import SpecError
+from dovetail.core.limits import CONFIG_LAYERS
 from dovetail.core.part import KINDS, Part
 from dovetail.model import Model
 
@@ -68,24 +69,21 @@ def is_kind(value: Any, kind: str) -> bool:
     return isinstance(value, Part) and type(value) is KINDS[kind]
 
 
-class Field(Protocol):
+class Field:
     """Some fields of a config, and the settings of our spec that they stand for."""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The config fields that this one reads."""
-        ...
+    names: tuple[str, ...]  # the config fields that it reads
 
     def to_hf(self, spec: Model) -> dict[str, Any]:
         """The config fields for a spec; empty where the config has no value for it."""
-        ...
+        return {}
 
     def from_hf(self, config: Config) -> Settings:
         """The settings for a config; empty where the config has no value."""
-        ...
+        return {}
 
 
-class Copy:
+class Copy(Field):
     """A value that means the same in a config and at one or several paths of ours."""
 
     def __init__(self, name: str, *paths: str) -> None:
@@ -193,17 +191,30 @@ class Implied(Copy):
         return {}
 
 
-class LegacyFixed:
+class LegacyFixed(Field):
     """A field of older files with one supported value; it is read and not written."""
 
     def __init__(self, name: str, value: Any) -> None:
         self.names, self.value = (name,), value
-
-    def to_hf(self, spec: Model) -> dict[str, Any]:
-        return {}
 
     def from_hf(self, config: Config) -> Settings:
         value = config.get(self.names[0])
         if value not in (None, self.value):
             raise SpecError(f"config.{self.names[0]}", f"{value!r} is unsupported", f"supported: {self.value!r}")
         return {}
+
+
+def depth_of(config: Config, field: str) -> int:
+    """The number of layers of a config; 0 for an invalid number, which `read_config` refuses."""
+    count = config.get(field)
+    return min(count, CONFIG_LAYERS) if isinstance(count, int) and not isinstance(count, bool) else 0
+
+
+def integer(config: Config, field: str, default: int, least: int = 0) -> int:
+    """An integer of a config, or the default where it is null or left out."""
+    value = config.get(field)
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise SpecError(f"config.{field}", f"{value!r} is not a whole number from {least} on")
+    return value

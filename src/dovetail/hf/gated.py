@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.core.errors import SpecError
-from dovetail.hf.field import ACTIVATIONS, Choice, Config, Settings, is_kind, value_at
+from dovetail.hf.field import ACTIVATIONS, Choice, Config, Field, Settings, is_kind, value_at
 from dovetail.model import Model
 
 RATIO, GATED = "mlp_ratio", "use_swiglu_ffn"
 
 
-class GatedActivation:
+class GatedActivation(Field):
     """`relu` is a plain FFN, `gated-silu` a gated one; `gated-gelu` is the tanh approximation."""
 
     names = ("feed_forward_proj", "dense_act_fn", "is_gated_act")
@@ -44,7 +44,7 @@ def gated_hidden(hidden: int) -> int:
     return (int(hidden * 2 / 3) + 7) // 8 * 8
 
 
-class MlpRatio:
+class MlpRatio(Field):
     """The hidden size as a multiple of the width; a gated FFN has about two thirds of it."""
 
     names = (RATIO, GATED)

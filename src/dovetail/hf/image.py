@@ -6,12 +6,12 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.hf.convert import Conversion, PatchKernel, Unsqueeze
-from dovetail.hf.field import Config, Settings, value_at
+from dovetail.hf.field import Config, Field, Settings, value_at
 from dovetail.hf.table import Row, rows
 from dovetail.model import Model
 
 
-class Image:
+class Image(Field):
     """The sizes of an image and of its patches: one position per patch and one for the class token."""
 
     names = ("image_size", "patch_size", "num_channels")

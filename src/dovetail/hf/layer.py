@@ -14,7 +14,7 @@ from dovetail.core.errors import SpecError
 from dovetail.core.group import Mask
 from dovetail.core.limits import CONFIG_LAYERS
 from dovetail.core.part import from_data
-from dovetail.hf.field import ABSENT, Config, Settings, value_at
+from dovetail.hf.field import ABSENT, Config, Field, Settings, integer, value_at
 from dovetail.hf.rotary import LENGTH, Rotary
 from dovetail.model import Model
 
@@ -40,7 +40,7 @@ def _mask(data: Any) -> Mask:
     return from_data(data, Mask)  # type: ignore[type-abstract]
 
 
-class Window:
+class Window(Field):
     """One sliding window for all layers, or none; `switch` is the config field that turns it on."""
 
     def __init__(self, name: str = WINDOW, path: str = "layers.*.mixer.mask", *, switch: str | None = None) -> None:
@@ -56,7 +56,16 @@ class Window:
         return {self.path: "causal" if size is None else window_mask(size)}
 
 
-class LayerTypes:
+def all_but_every(number: int, name: str | None = None) -> Callable[[Config, int], str]:
+    """Of so many layers the last is full, the others slide; `name` is the config field with another number."""
+
+    def default(config: Config, layer: int) -> str:
+        return SLIDING if (layer + 1) % (number if name is None else integer(config, name, number, 1)) else FULL
+
+    return default
+
+
+class LayerTypes(Field):
     """The type of each layer, and the window of the sliding ones."""
 
     def __init__(
@@ -97,7 +106,7 @@ class LayerTypes:
         return {f"layers.{i}.mixer.mask": masks[word] for i, word in enumerate(types) if word == SLIDING}
 
 
-class NoPEInFull:
+class NoPEInFull(Field):
     """No positions in full layers (Cohere 2); `unless_null`: only where there is a sliding window at all (EXAONE 4)."""
 
     names = (LAYER_TYPES,)
@@ -146,7 +155,7 @@ class LocalAttention(LayerTypes):
         return {"layers.0.wire.first_norm": False, **found}
 
 
-class RotaryByType:
+class RotaryByType(Field):
     """RoPE parameters per layer type; older files have one field per base, and one scaling for some types."""
 
     def __init__(self, types: LayerTypes, bases: Mapping[str, tuple[str, float]], scaled: Sequence[str]) -> None:

@@ -13,8 +13,7 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.hf.convert import CONCAT
-from dovetail.hf.expert import integer
-from dovetail.hf.field import ABSENT, Config, Copy, Field, Implied, Nullable, Settings, Switch, value_at
+from dovetail.hf.field import ABSENT, Config, Copy, Field, Implied, Nullable, Settings, Switch, integer, value_at
 from dovetail.hf.rotary import Rotary
 from dovetail.hf.table import Row
 from dovetail.model import Model

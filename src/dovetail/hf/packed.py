@@ -48,17 +48,21 @@ class PackedForm:
     names: tuple[str, ...]
     optional: tuple[str, ...]
     decode: Callable[[Mapping[str, Tensor]], Tensor]
+    joint: str = "."  # between the stem and a name
+    plain: str = ".weight"  # behind the stem in the name of the dense weight
+    shown: str = ".weight"  # behind the stem in the name that errors give
 
     def tensors(self, names: Collection[str], read: Read) -> tuple[list[str], Read]:
         """The names that a family knows, in the files' order, and a reader that gives dense weights."""
-        mark = f".{self.names[0]}"
+        mark = f"{self.joint}{self.names[0]}"
         stems = [name.removesuffix(mark) for name in names if name.endswith(mark)]
         parts: dict[str, dict[str, str]] = {}
         for stem in stems:
+            full = {name: f"{stem}{self.joint}{name}" for name in (*self.names, *self.optional)}
             for name in self.names:
-                if f"{stem}.{name}" not in names:
-                    raise FileError(f"{stem}{mark}: there is no {stem}.{name} for it")
-            parts[f"{stem}.weight"] = {n: f"{stem}.{n}" for n in (*self.names, *self.optional) if f"{stem}.{n}" in names}
+                if full[name] not in names:
+                    raise FileError(f"{stem}{mark}: there is no {full[name]} for it")
+            parts[f"{stem}{self.plain}"] = {name: one for name, one in full.items() if one in names}
         held = {one: plain for plain, found in parts.items() for one in found.values()}
 
         def reading(name: str) -> Tensor:
@@ -67,7 +71,7 @@ class PackedForm:
             try:
                 return self.decode({own: read(full) for own, full in parts[name].items()})
             except FileError as error:
-                raise FileError(f"{name}: {error}") from error
+                raise FileError(f"{name.removesuffix(self.plain)}{self.shown}: {error}") from error
 
         return list(dict.fromkeys(held.get(name, name) for name in names)), reading
 

@@ -17,7 +17,7 @@ OCP Microscaling Formats 1.0, 2023; DeepSeek-AI 2024, section 3.3.
 from __future__ import annotations
 
 import dataclasses as dc
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,6 @@ from dovetail.hf.convert import Conversion, Shape
 from dovetail.hf.packed import PackedForm, packed_form
 
 FIELD = "quantization_config"
-Read = Callable[[str], Tensor]
 
 HALVES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # e2m1 without its sign, which is the fourth bit
 GROUP = 32  # numbers that share an exponent
@@ -93,36 +92,7 @@ class Mxfp4(Conversion):
         return [made.transpose(-1, -2)]
 
 
-@dc.dataclass(frozen=True)
-class Form:
-    """How files hold a weight: the two names they have for it, what comes after its plain one, and the conversion."""
-
-    convert: Conversion
-    numbers: str
-    scales: str
-    plain: str
-
-    def tensors(self, names: Collection[str], read: Read) -> tuple[list[str], Read]:
-        """The names that a family knows, in the files' order, and a reader that gives them as bfloat16."""
-        stems = {name.removesuffix(self.scales): name for name in names if name.endswith(self.scales)}
-        for stem, name in stems.items():
-            if stem + self.numbers not in names:
-                raise FileError(f"{name}: there is no {stem + self.numbers} for it")
-        pairs = {stem + self.plain: (stem + self.numbers, scales) for stem, scales in stems.items()}
-        held = {one: plain for plain, pair in pairs.items() for one in pair}
-
-        def reading(name: str) -> Tensor:
-            if name not in pairs:
-                return read(name)
-            try:
-                return self.convert.from_hf([read(one) for one in pairs[name]], ())[0]
-            except FileError as error:
-                raise FileError(f"{pairs[name][0]}: {error}") from error
-
-        return list(dict.fromkeys(held.get(name, name) for name in names)), reading
-
-
-def split_quantization(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Form | PackedForm | None]:
+def split_quantization(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], PackedForm | None]:
     """A config without its quantization_config, and how its files hold weights; None where they are plain."""
     settings = config.get(FIELD)
     plain = {name: value for name, value in config.items() if name != FIELD}
@@ -135,11 +105,16 @@ def split_quantization(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Fo
         supported = "supported: fp8, mxfp4, compressed-tensors, gptq, awq"
         raise SpecError(f"config.{FIELD}.quant_method", f"{method!r} is unsupported", supported)
     if method == "mxfp4":
-        return plain, Form(Mxfp4(), "_blocks", "_scales", "")
+        return plain, _converted_by(Mxfp4(), "scales", "blocks", joint="_", plain="", shown="_blocks")
     block, fmt = settings.get("weight_block_size", [128, 128]), settings.get("fmt", "e4m3")
     integer = isinstance(block, (list, tuple)) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)
     if not integer or fmt != "e4m3":
         raise SpecError(
             f"config.{FIELD}", f"{fmt!r} in blocks of {block!r} is unsupported", "supported: e4m3 in blocks of two sizes"
         )
-    return plain, Form(Fp8(*block), ".weight", ".weight_scale_inv", ".weight")
+    return plain, _converted_by(Fp8(*block), "weight_scale_inv", "weight")
+
+
+def _converted_by(convert: Conversion, scales: str, numbers: str, **names: str) -> PackedForm:
+    """The form of files that hold a weight as numbers and scales, read by a conversion."""
+    return PackedForm((scales, numbers), (), lambda found: convert.from_hf([found[numbers], found[scales]], ())[0], **names)

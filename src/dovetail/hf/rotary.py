@@ -13,7 +13,7 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.core.part import KINDS, Part
-from dovetail.hf.field import Config, Settings, value_at
+from dovetail.hf.field import Config, Field, Settings, value_at
 from dovetail.model import Model
 
 LENGTH = "max_position_embeddings"
@@ -70,7 +70,7 @@ SCALINGS = (
 BY_ROPE_TYPE = {one.rope_type: one for one in SCALINGS}
 
 
-class Rotary:
+class Rotary(Field):
     """The RoPE of every attention layer."""
 
     names = ("rope_parameters", "rope_theta", "rope_scaling", ROTARY_FRACTION, LENGTH)

@@ -11,14 +11,14 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.hf.convert import CONCAT, DEPTHWISE
-from dovetail.hf.field import ABSENT, Config, Settings, value_at
+from dovetail.hf.field import ABSENT, Config, Field, Settings, integer, value_at
 from dovetail.hf.table import Row
 from dovetail.model import Model
 
 WIDTH, TIME_STEP_LIMIT = "hidden_size", "time_step_limit"
 
 
-class InnerWidth:
+class InnerWidth(Field):
     """The inner width as a multiple of the model's."""
 
     def __init__(self, name: str, path: str, *, also: str | None = None, default: int = 2) -> None:
@@ -44,7 +44,16 @@ class InnerWidth:
         return {self.path: inner}
 
 
-class TimeStepRank:
+def mamba_heads(config: Config, inner: int) -> int:
+    """The size of Mamba-2's heads, which fill the inner width; `auto` is the size that does."""
+    count, head = integer(config, "mamba_n_heads", 128, 1), config.get("mamba_d_head", "auto")
+    head = inner // count if head == "auto" else head
+    if not isinstance(head, int) or head * count != inner:
+        raise SpecError("config.mamba_d_head", f"{count} heads of {head!r} do not fill the inner width, {inner}")
+    return head
+
+
+class TimeStepRank(Field):
     """The rank of the projection to the time step."""
 
     def __init__(self, name: str, path: str) -> None:
@@ -59,7 +68,7 @@ class TimeStepRank:
         return {self.path: None if rank == "auto" else rank}
 
 
-class TimeStepLimit:
+class TimeStepLimit(Field):
     """The least and the greatest time step of Mamba-2; an infinite one is none."""
 
     names = (TIME_STEP_LIMIT,)
@@ -92,7 +101,7 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-class GatedNorm:
+class GatedNorm(Field):
     """The norm of Mamba-2: within each group of heads, before the gate or after it, or none (Falcon-H1)."""
 
     names = ("mamba_rms_norm", "mamba_norm_before_gate", "mamba_n_groups")

@@ -89,7 +89,7 @@ def tp_regions(
     """Yield every tensor-parallel region of a spec, in module order; axes in `whole` are not sharded."""
     outer = scope
     scope = part.axes((scope or Scope()).entered(path))
-    if part.tp_region():
+    if part.tp_region:
         own = scope.added - whole
         hits = [hit for weight in weights_of(part, scope) if (hit := major(weight, scope, own)) is not None]
         summed = {axis for dim, axis, weight in hits if _is_summed(dim, weight, scope, own)}
@@ -102,7 +102,7 @@ def tp_regions(
         )
         yield TPRegion(path, part, shared, frozenset(summed), tuple(reduced))
         return
-    if axes := frozenset(part.tp_axes()) - whole:
+    if axes := frozenset(part.tp_axes) - whole:
         yield TPRegion(path, part, axes, axes, bounded=False)
         return
     for name, below in part.children().items():

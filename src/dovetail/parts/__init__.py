@@ -78,7 +78,7 @@ from dovetail.parts.position.none import NoPosition as NoPosition
 from dovetail.parts.position.rope import Rope as Rope
 from dovetail.parts.position.scaling import (
     DynamicNtk as DynamicNtk,
-    Linear as Linear,
+    LinearScaling as LinearScaling,
     Llama3 as Llama3,
     LongRope as LongRope,
     Ntk as Ntk,

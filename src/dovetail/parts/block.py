@@ -19,7 +19,6 @@ from dovetail.core.cross_layer import Values
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import MAX_FACTOR, bounded
 from dovetail.core.group import Ffn, Mixer, Steps
-from dovetail.core.module import Module
 from dovetail.core.part import child, register
 from dovetail.core.scope import Scope
 from dovetail.model import Block, BlockModule
@@ -40,8 +39,7 @@ class HybridBlock(Block):
     ssm_out: float = bounded(1.0, above=0, at_most=MAX_FACTOR)
     ffn_out: float = bounded(1.0, above=0, at_most=MAX_FACTOR)
 
-    def module(self) -> type[Module]:
-        return HybridBlockModule
+    SAMPLES = {**Block.SAMPLES, **{name: [1.0, other] for name, other in FACTORS.items()}}
 
     def multipliers(self) -> dict[str, tuple[float, float]]:
         return {"mixer": (self.mixer_in, self.mixer_out), "ssm": (self.ssm_in, self.ssm_out), "ffn": (1.0, self.ffn_out)}
@@ -49,12 +47,8 @@ class HybridBlock(Block):
     def idle(self, scope: Scope) -> frozenset[str]:
         return super().idle(scope) | {name for name in FACTORS if name.partition("_")[0] not in self.branches()}
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {**super().samples(), **{name: [1.0, other] for name, other in FACTORS.items()}}
 
-
-class HybridBlockModule(BlockModule):
+class HybridBlockModule(BlockModule, of=HybridBlock):
     """As any block, with factors around its branches."""
 
     def setup(self) -> None:

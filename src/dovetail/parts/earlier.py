@@ -17,7 +17,6 @@ from torch import Tensor
 from dovetail.core.cross_layer import Values
 from dovetail.core.field import bounded
 from dovetail.core.group import Earlier, EarlierModule
-from dovetail.core.module import Module
 from dovetail.core.part import register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
@@ -32,11 +31,8 @@ class SharedKV(Earlier):
 
     layer: int = bounded(0, at_least=0)
 
-    def module(self) -> type[Module]:
-        return SharedKVModule
 
-
-class SharedKVModule(EarlierModule):
+class SharedKVModule(EarlierModule, of=SharedKV):
     """The values themselves."""
 
     def forward(self, k: Tensor, v: Tensor, values: Values) -> tuple[Tensor, Tensor]:
@@ -51,9 +47,6 @@ class ValueResidual(Earlier):
 
     layer: int = bounded(0, at_least=0)
 
-    def module(self) -> type[Module]:
-        return ValueResidualModule
-
     def axes(self, scope: Scope) -> Scope:
         return scope.add(pair=2)
 
@@ -64,7 +57,7 @@ class ValueResidual(Earlier):
         return torch.full((2,), 0.5, dtype=torch.float64)
 
 
-class ValueResidualModule(EarlierModule):
+class ValueResidualModule(EarlierModule, of=ValueResidual):
     """v and v_l (…, n, kv_heads, head) -> like v."""
 
     mix: Tensor

@@ -9,7 +9,7 @@ patches   a linear projection of each patch of an image, after a class token (Do
 from __future__ import annotations
 
 from math import sqrt
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +21,7 @@ from dovetail.core.field import MAX_FACTOR, bounded
 from dovetail.core.group import Embed, EmbedModule
 from dovetail.core.layout import TokenLayout
 from dovetail.core.linear import Linear, dtype_of
-from dovetail.core.module import Module
-from dovetail.core.part import Mistake, Problem, register
+from dovetail.core.part import Mistake, Problem, broken, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 from dovetail.ops.vocab import lookup
@@ -35,6 +34,7 @@ class Tokens(Embed):
     """Token embedding: one row of the table per token id."""
 
     token_ids = True
+    tp_axes = VOCAB
     TAPS = ("out",)
     MISTAKES = {
         "scale": Mistake("embedding scale", (1.0,)),
@@ -50,8 +50,13 @@ class Tokens(Embed):
         None, above=0, widens=True
     )  # of the table, where it is projected to the residual stream; None: the same
 
-    def module(self) -> type[Module]:
-        return TokensModule
+    SAMPLES = {
+        "scale": [1.0, 2.0],
+        "scale_by_width": [False, True],
+        "shared": [False, True],
+        "types": [0, 2],
+        "width": [None, 10],
+    }
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(types=self.types)
@@ -61,34 +66,28 @@ class Tokens(Embed):
 
     def weights(self, scope: Scope) -> list[Weight]:
         same, width = "embed.table" if self.shared else None, ("embed",) if self.width is None else ("table",)
-        declared = [Weight(name="table", out=("vocab",), inp=width, role="embed", same_as=same)]
-        if self.types:
-            declared.append(Weight(name="type_table", out=("types",), inp=width, role="embed"))
-        if self.width is not None:
-            declared.append(Weight(name="project.weight", out=("embed",), inp=width))
-            declared.append(Weight(name="project.bias", out=("embed",), init="zeros", role="bias"))
-        return declared
+        project = [
+            Weight(name="project.weight", out=("embed",), inp=width),
+            Weight(name="project.bias", out=("embed",), init="zeros", role="bias"),
+        ]
+        return [
+            Weight(name="table", out=("vocab",), inp=width, role="embed", same_as=same),
+            *([Weight(name="type_table", out=("types",), inp=width, role="embed")] if self.types else []),
+            *([] if self.width is None else project),
+        ]
 
     def check(self, scope: Scope) -> list[Problem]:
-        if self.shared and scope.path == "embed":
-            return [Problem("shared", "a decoder's embedding has no other table to share", "set it on the encoder's embedding")]
-        if self.shared and self.width is not None:
-            return [Problem("width", "a shared table has the width of its decoder's", "leave it null, or set shared: false")]
-        return []
-
-    def tp_axes(self) -> tuple[str, ...]:
-        return VOCAB
+        own, wide = "a decoder's embedding has no other table to share", "a shared table has the width of its decoder's"
+        return broken(
+            (self.shared and scope.path == "embed", "shared", own, "set it on the encoder's embedding"),
+            (self.shared and self.width is not None, "width", wide, "leave it null, or set shared: false"),
+        )[:1]
 
     def example(self, scope: Scope, batch: int, n: int, generator: torch.Generator) -> Tensor:
         return torch.randint(0, scope.size("vocab"), (batch, n), generator=generator)
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        flags = {"scale_by_width": [False, True], "shared": [False, True]}
-        return {"scale": [1.0, 2.0], **flags, "types": [0, 2], "width": [None, 10]}
 
-
-class TokensModule(EmbedModule):
+class TokensModule(EmbedModule, of=Tokens):
     """tokens (…, n) -> x (…, n, embed)."""
 
     part: Tokens
@@ -138,8 +137,7 @@ class Patches(Embed):
     class_token: bool = True
     bias: bool = True
 
-    def module(self) -> type[Module]:
-        return PatchesModule
+    SAMPLES = {"image": [12, 18], "patch": [3, 6], "channels": [3, 1], "class_token": [True, False], "bias": [True, False]}
 
     def side(self) -> int:
         """Patches per side."""
@@ -153,12 +151,11 @@ class Patches(Embed):
         return scope.add(patch_values=self.channels * self.patch**2)
 
     def weights(self, scope: Scope) -> list[Weight]:
-        declared = [Weight(name="project.weight", out=("embed",), inp=("patch_values",))]
-        if self.bias:
-            declared.append(Weight(name="project.bias", out=("embed",), init="zeros", role="bias"))
-        if self.class_token:
-            declared.append(Weight(name="class_token", out=("embed",), role="embed"))
-        return declared
+        return [
+            Weight(name="project.weight", out=("embed",), inp=("patch_values",)),
+            *([Weight(name="project.bias", out=("embed",), init="zeros", role="bias")] if self.bias else []),
+            *([Weight(name="class_token", out=("embed",), role="embed")] if self.class_token else []),
+        ]
 
     def check(self, scope: Scope) -> list[Problem]:
         if self.image % self.patch:
@@ -172,12 +169,8 @@ class Patches(Embed):
     def causal(self) -> bool:
         return False
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"image": [12, 18], "patch": [3, 6], "channels": [3, 1], "class_token": [True, False], "bias": [True, False]}
 
-
-class PatchesModule(EmbedModule):
+class PatchesModule(EmbedModule, of=Patches):
     """images (batch, channels, height, width) -> x (batch, n, embed)."""
 
     part: Patches

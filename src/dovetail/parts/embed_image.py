@@ -12,8 +12,6 @@ Shapes: ids (…, n) -> x (…, n, embed).             Bavishi et al. 2023 (Fuyu
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,7 +22,6 @@ from dovetail.core.field import bounded
 from dovetail.core.group import Embed, EmbedModule
 from dovetail.core.layout import TokenLayout
 from dovetail.core.linear import Linear
-from dovetail.core.module import Module
 from dovetail.core.part import register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
@@ -42,8 +39,7 @@ class TokensAndPatches(Embed):
     channels: int = bounded(3, above=0)
     bias: bool = True
 
-    def module(self) -> type[Module]:
-        return TokensAndPatchesModule
+    SAMPLES = {"patch": [3, 2], "channels": [3, 1], "bias": [True, False]}
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(patch_values=self.channels * self.patch**2)
@@ -63,12 +59,8 @@ class TokensAndPatches(Embed):
     def example_patches(self, scope: Scope, generator: torch.Generator) -> Tensor:
         return torch.randn(EXAMPLE, self.channels, self.patch, self.patch, generator=generator, dtype=torch.float64)
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"patch": [3, 2], "channels": [3, 1], "bias": [True, False]}
 
-
-class TokensAndPatchesModule(EmbedModule):
+class TokensAndPatchesModule(EmbedModule, of=TokensAndPatches):
     """ids (…, n) -> x (…, n, embed)."""
 
     part: TokensAndPatches

@@ -14,15 +14,13 @@ Shapes: x (…, head)   φ(x) (…, features)   directions (features, head).
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.field import bounded
 from dovetail.core.group import Feature, FeatureModule
-from dovetail.core.module import Module, at_least_fp32
+from dovetail.core.module import at_least_fp32
 from dovetail.core.part import Problem, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
@@ -32,11 +30,8 @@ from dovetail.core.weight import Weight
 class EluFeatures(Feature):
     """elu(x) + 1: smooth, and never 0."""
 
-    def module(self) -> type[Module]:
-        return EluFeaturesModule
 
-
-class EluFeaturesModule(FeatureModule):
+class EluFeaturesModule(FeatureModule, of=EluFeatures):
     """elu(x) + 1."""
 
     def key(self, k: Tensor) -> Tensor:
@@ -49,15 +44,10 @@ class ReluFeatures(Feature):
 
     floor: float = bounded(1e-3, above=0, remedy="at 0 all weights of a query could be 0")
 
-    def module(self) -> type[Module]:
-        return ReluFeaturesModule
-
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"floor": [1e-3, 0.2]}
+    SAMPLES = {"floor": [1e-3, 0.2]}
 
 
-class ReluFeaturesModule(FeatureModule):
+class ReluFeaturesModule(FeatureModule, of=ReluFeatures):
     """max(x, 0) + floor."""
 
     part: ReluFeatures
@@ -73,8 +63,7 @@ class RandomFeatures(Feature):
     features: int | None = bounded(None, above=0)  # None: twice the head
     draw: int = bounded(0, at_least=0)  # seed of the directions
 
-    def module(self) -> type[Module]:
-        return RandomFeaturesModule
+    SAMPLES = {"features": [None, 11], "draw": [0, 3]}
 
     def count(self, head: int) -> int:
         return self.features or 2 * head
@@ -100,17 +89,13 @@ class RandomFeatures(Feature):
         what = f"{scope.size('features')} directions do not span a head of {scope.size('head')}"
         return [Problem("features", what, "use at least as many as the head is wide")]
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"features": [None, 11], "draw": [0, 3]}
-
 
 # of the exponent of a key: without it all features of a key of norm 20 underflow in float32, and tokens that see only such keys
 # divide 0 by 0
 FLOOR = -60.0
 
 
-class RandomFeaturesModule(FeatureModule):
+class RandomFeaturesModule(FeatureModule, of=RandomFeatures):
     """e^{ω·x − |x|²/2} / √m, in float32 at least."""
 
     directions: Tensor

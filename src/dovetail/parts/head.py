@@ -17,7 +17,7 @@ Per token: (…, n, embed) -> (…, n, answers). Pooled: one answer per document
 from __future__ import annotations
 
 import dataclasses as dc
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -82,11 +82,20 @@ class TokenLogitsModule(HeadModule):
         return chunked_cross_entropy(lambda part: self.logits(part, ctx), self.features(x, ctx), labels, summed)
 
 
-@register("lm")
-class Lm(Head):
-    """Language modeling: logits over the vocabulary per token."""
+class VocabHead(Head):
+    """A head with logits over the vocabulary per token."""
 
     TAPS = ("logits",)
+    tp_axes = VOCAB
+
+    def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return torch.randint(0, scope.size("vocab"), shape, generator=generator)
+
+
+@register("lm")
+class Lm(VocabHead):
+    """Language modeling: logits over the vocabulary per token."""
+
     MISTAKES = {
         "softcap": Mistake("soft-cap"),
         "scale": Mistake("logit scale", (1.0,)),
@@ -98,14 +107,10 @@ class Lm(Head):
     scale: float = bounded(1.0, above=0)  # multiplies the logits
     softcap: float | None = bounded(None, above=0, remedy="use null for none")
 
-    def module(self) -> type[Module]:
-        return LmModule
+    SAMPLES = {"tied": [True, False], "bias": [False, True], "scale": [1.0, 0.5], "softcap": [None, 3.0]}
 
     def weights(self, scope: Scope) -> list[Weight]:
         return _vocabulary(self.tied, self.bias)
-
-    def tp_axes(self) -> tuple[str, ...]:
-        return VOCAB
 
     def scaled_if_tied(self, scale: float) -> Head:
         return dc.replace(self, scale=scale) if self.tied else self
@@ -116,15 +121,8 @@ class Lm(Head):
         what = f"the embedding's table has width {scope.size('table')}, the residual stream {scope.size('embed')}"
         return [Problem("tied", what, "set tied: false, or use masked_lm, whose dense layer has the table's width")]
 
-    def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        return torch.randint(0, scope.size("vocab"), shape, generator=generator)
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"tied": [True, False], "bias": [False, True], "scale": [1.0, 0.5], "softcap": [None, 3.0]}
-
-
-class LmModule(TokenLogitsModule):
+class LmModule(TokenLogitsModule, of=Lm):
     """x (…, embed) -> logits (…, vocab)."""
 
     answers = VOCAB
@@ -143,10 +141,9 @@ class LmModule(TokenLogitsModule):
 
 
 @register("masked_lm")
-class MaskedLm(Head):
+class MaskedLm(VocabHead):
     """Masked language modeling (BERT): logits over the vocabulary per token, behind a dense layer."""
 
-    TAPS = ("logits",)
     MISTAKES = {"bias": Mistake("bias missing"), "act": Mistake("activation")}
 
     act: Act = child("gelu")
@@ -155,15 +152,11 @@ class MaskedLm(Head):
     bias: bool = True
     dense_bias: bool = True
 
-    def module(self) -> type[Module]:
-        return MaskedLmModule
+    SAMPLES = {"tied": [True, False], "bias": [True, False], "dense_bias": [True, False]}
 
     def weights(self, scope: Scope) -> list[Weight]:
         width = self.inner(scope)
         return [*_dense(self.dense_bias, width), *_vocabulary(self.tied, self.bias, width)]
-
-    def tp_axes(self) -> tuple[str, ...]:
-        return VOCAB
 
     def inner(self, scope: Scope) -> str:
         """The axis behind the dense layer: that of the embedding's table."""
@@ -172,15 +165,8 @@ class MaskedLm(Head):
     def child_scope(self, scope: Scope, child: str) -> Scope:
         return scope.bind(dim=self.inner(scope))
 
-    def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        return torch.randint(0, scope.size("vocab"), shape, generator=generator)
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"tied": [True, False], "bias": [True, False], "dense_bias": [True, False]}
-
-
-class MaskedLmModule(TokenLogitsModule):
+class MaskedLmModule(TokenLogitsModule, of=MaskedLm):
     """x (…, embed) -> logits (…, vocab)."""
 
     answers = VOCAB
@@ -191,7 +177,7 @@ class MaskedLmModule(TokenLogitsModule):
     bias: Tensor
 
     def setup(self) -> None:
-        self.act = self.part.act.function()
+        self.act = self.part.act.function
 
     def logits(self, x: Tensor, ctx: Ctx) -> Tensor:
         hidden = ctx.enter(self.norm(self.act(self.dense(x)), ctx), self.answers)
@@ -209,6 +195,8 @@ class ByClass(Head):
     norm: Norm | None = None  # after the activation (ModernBERT)
     dense_bias: bool = True
     dropout: float = bounded(0.0, at_least=0, below=1)  # before the last matrix
+
+    SAMPLES = {"classes": [3, 5], "dense_bias": [True, False], "dropout": [0.0, 0.2]}
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(classes=self.classes)
@@ -232,12 +220,8 @@ class ByClass(Head):
     def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randint(0, self.classes, shape, generator=generator)
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"classes": [3, 5], "dense_bias": [True, False], "dropout": [0.0, 0.2]}
 
-
-class ByClassModule(TokenLogitsModule):
+class ByClassModule(TokenLogitsModule, of=ByClass):
     """x (…, embed) -> logits (…, classes)."""
 
     answers = ("classes",)
@@ -247,7 +231,7 @@ class ByClassModule(TokenLogitsModule):
     out: Linear
 
     def setup(self) -> None:
-        self.act = None if self.part.act is None else self.part.act.function()
+        self.act = None if self.part.act is None else self.part.act.function
 
     def features(self, x: Tensor, ctx: Ctx) -> Tensor:
         return self.hidden(x, ctx)
@@ -270,8 +254,7 @@ class Classifier(ByClass):
 
     pooling: Pool = "first"
 
-    def module(self) -> type[Module]:
-        return ClassifierModule
+    SAMPLES = {**ByClass.SAMPLES, "pooling": ["first", "last", "mean"]}
 
     def pools(self) -> bool:
         return True
@@ -279,12 +262,8 @@ class Classifier(ByClass):
     def ranks(self) -> bool:
         return self.classes == 1
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {**super().samples(), "pooling": ["first", "last", "mean"]}
 
-
-class ClassifierModule(ByClassModule):
+class ClassifierModule(ByClassModule, of=Classifier):
     """x (…, n, embed) -> logits (documents, classes)."""
 
     def setup(self) -> None:
@@ -305,9 +284,6 @@ class ClassifierModule(ByClassModule):
 class TokenClassifier(ByClass):
     """Token classification: logits over `classes` per token."""
 
-    def module(self) -> type[Module]:
-        return ByClassModule
-
 
 @register("pooled_embedding")
 class PooledEmbedding(Head):
@@ -315,13 +291,13 @@ class PooledEmbedding(Head):
 
     TAPS = ("vector",)
     criterion = "cosine"
+    embeds = True
 
     pooling: Pool = "mean"
     dense: bool = False  # through tanh(W · + b), BERT's pooler
     unit: bool = False  # scaled to length 1
 
-    def module(self) -> type[Module]:
-        return PooledEmbeddingModule
+    SAMPLES = {"pooling": ["mean", "first", "last"], "dense": [False, True], "unit": [False, True]}
 
     def weights(self, scope: Scope) -> list[Weight]:
         if not self.dense:
@@ -332,18 +308,11 @@ class PooledEmbedding(Head):
     def pools(self) -> bool:
         return True
 
-    def embeds(self) -> bool:
-        return True
-
     def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randn(*shape, scope.size("embed"), generator=generator, dtype=torch.float64)
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"pooling": ["mean", "first", "last"], "dense": [False, True], "unit": [False, True]}
 
-
-class PooledEmbeddingModule(HeadModule):
+class PooledEmbeddingModule(HeadModule, of=PooledEmbedding):
     """x (…, n, embed) -> vector (documents, embed)."""
 
     part: PooledEmbedding
@@ -371,8 +340,7 @@ class Reward(Head):
 
     pooling: Pool = "last"
 
-    def module(self) -> type[Module]:
-        return RewardModule
+    SAMPLES = {"pooling": ["last", "first", "mean"]}
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(one=1)
@@ -389,12 +357,8 @@ class Reward(Head):
     def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randn(*shape, 1, generator=generator, dtype=torch.float64)
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"pooling": ["last", "first", "mean"]}
 
-
-class RewardModule(HeadModule):
+class RewardModule(HeadModule, of=Reward):
     """x (…, n, embed) -> value (documents, 1)."""
 
     part: Reward

@@ -10,7 +10,6 @@ mup      µP (Yang et al. 2022): spread for tables, spread·√(base_width/input
 from __future__ import annotations
 
 from math import sqrt
-from typing import Any
 
 from dovetail.core.field import bounded
 from dovetail.core.group import Init
@@ -33,13 +32,11 @@ class Normal(Init):
     spread: float = bounded(0.02, at_least=0, at_most=LARGEST_SPREAD)
     residual: bool = True
 
+    SAMPLES = {"spread": [0.02, 0.05], "residual": [True, False]}
+
     def std(self, weight: Weight, scope: Scope) -> float:
         deep = self.residual and writes_stream(weight, scope)
         return self.spread / sqrt(2 * scope.depth) if deep else self.spread
-
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"spread": [0.02, 0.05], "residual": [True, False]}
 
 
 @register("fan_in")
@@ -48,14 +45,12 @@ class FanIn(Init):
 
     gain: float = bounded(1.0, at_least=0, at_most=LARGEST_SPREAD)
 
+    SAMPLES = {"gain": [1.0, 0.5]}
+
     def std(self, weight: Weight, scope: Scope) -> float:
         if weight.role == "embed" or not weight.inp:
             return self.gain
         return self.gain / sqrt(scope.size(*weight.inp))
-
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"gain": [1.0, 0.5]}
 
 
 @register("mup")
@@ -69,6 +64,8 @@ class Mup(Init):
     spread: float = bounded(0.02, at_least=0, at_most=LARGEST_SPREAD)
     base_width: int = bounded(256, above=0, at_most=2**20)
 
+    SAMPLES = {"spread": [0.02, 0.05], "base_width": [256, 64]}
+
     def std(self, weight: Weight, scope: Scope) -> float:
         if weight.role == "embed" or not weight.inp:
             return self.spread
@@ -80,7 +77,3 @@ class Mup(Init):
 
     def tied_scale(self, width: int) -> float | None:
         return self.base_width / width
-
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"spread": [0.02, 0.05], "base_width": [256, 64]}

@@ -20,7 +20,6 @@ from torch import Tensor
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Act, Head, Mtp, MtpModule
-from dovetail.core.module import Module
 from dovetail.core.part import Part, Problem, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
@@ -38,14 +37,21 @@ class Medusa(Mtp):
     act: Act = child("silu")
     head: Head | None = None  # its own; None: that of the model
 
-    def module(self) -> type[Module]:
-        return MedusaModule
+    SAMPLES = {"weight": [0.3, 0.1], "blocks": [1, 2], "head": [None, {"kind": "lm", "tied": False}]}
 
     def own_head(self) -> Head | None:
         return self.head
 
     def weights(self, scope: Scope) -> list[Weight]:
-        return [weight for i in range(self.blocks) for weight in _residual(f"residual_{i}")]
+        embed = ("embed",)
+        return [
+            weight
+            for i in range(self.blocks)
+            for weight in (
+                Weight(name=f"residual_{i}.weight", out=embed, inp=embed, init="zeros"),
+                Weight(name=f"residual_{i}.bias", out=embed, init="zeros", role="bias"),
+            )
+        ]
 
     def children(self) -> dict[str, Part]:
         return {} if self.head is None else {"head": self.head}
@@ -60,25 +66,14 @@ class Medusa(Mtp):
             return [Problem("head", "is tied to the embedding; a head of its own has weights of its own", remedy)]
         return []
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"weight": [0.3, 0.1], "blocks": [1, 2], "head": [None, {"kind": "lm", "tied": False}]}
 
-
-def _residual(name: str) -> list[Weight]:
-    return [
-        Weight(name=f"{name}.weight", out=("embed",), inp=("embed",), init="zeros"),
-        Weight(name=f"{name}.bias", out=("embed",), init="zeros", role="bias"),
-    ]
-
-
-class MedusaModule(MtpModule):
+class MedusaModule(MtpModule, of=Medusa):
     """hidden (…, n, embed) -> like hidden."""
 
     part: Medusa
 
     def setup(self) -> None:
-        self.act = self.part.act.function()
+        self.act = self.part.act.function
         self.names = [f"residual_{i}" for i in range(self.part.blocks)]  # by name: a quantizer replaces leaves
 
     def forward(self, hidden: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:

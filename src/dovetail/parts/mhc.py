@@ -25,7 +25,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Steps
 from dovetail.core.linear import Linear
-from dovetail.core.module import Module, at_least_fp32
+from dovetail.core.module import at_least_fp32
 from dovetail.core.part import register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
@@ -45,8 +45,7 @@ class Mhc(Scaled):
     eps: float = bounded(1e-6, above=0)
     norm_eps: float = bounded(1e-6, above=0)
 
-    def module(self) -> type[Module]:
-        return MhcModule
+    SAMPLES = {**Scaled.SAMPLES, "count": [2, 3], "iterations": [20, 2], "eps": [1e-6, 0.01], "norm_eps": [1e-6, 0.1]}
 
     def streams(self) -> int:
         return self.count
@@ -90,12 +89,8 @@ class Mhc(Scaled):
         mixing = 2 * n * scope.size("steps", "streams", "streams", "embed")
         return mixing, mixing
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {**super().samples(), "count": [2, 3], "iterations": [20, 2], "eps": [1e-6, 0.01], "norm_eps": [1e-6, 0.1]}
 
-
-class MhcModule(WireModule):
+class MhcModule(WireModule, of=Mhc):
     """x (…, n, streams, embed) -> like x."""
 
     base: Tensor

@@ -36,8 +36,13 @@ class MtpDepth(Mtp):
     block: Block = child("block")
     norm: Norm = child("rmsnorm")
 
-    def module(self) -> type[Module]:
-        return MtpDepthModule
+    SAMPLES = {
+        "weight": [0.3, 0.1],
+        "block": [
+            {"mixer": {"heads": 6, "head": 12}, "ffn": {"hidden": 44}},
+            {"mixer": {"heads": 6, "head": 12, "mask": ["causal", {"kind": "window", "size": 5}]}, "ffn": None},
+        ],
+    }
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(halves=2)
@@ -67,14 +72,8 @@ class MtpDepth(Mtp):
             if isinstance(mixer, Mixer) and mixer.order() != "causal"
         ]
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        mixer, window = {"heads": 6, "head": 12}, {"kind": "window", "size": 5}
-        blocks = [{"mixer": mixer, "ffn": {"hidden": 44}}, {"mixer": {**mixer, "mask": ["causal", window]}, "ffn": None}]
-        return {"weight": [0.3, 0.1], "block": blocks}
 
-
-class MtpDepthModule(MtpModule):
+class MtpDepthModule(MtpModule, of=MtpDepth):
     """before, embedded (…, n, embed) -> like before."""
 
     proj: Linear

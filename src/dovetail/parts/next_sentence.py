@@ -15,7 +15,6 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.group import Head, HeadModule
 from dovetail.core.linear import Linear
 from dovetail.core.loss import LossSum
-from dovetail.core.module import Module
 from dovetail.core.part import register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
@@ -30,9 +29,6 @@ class NextSentence(Head):
     """Next-sentence prediction: two logits per document, whether its second text follows the first."""
 
     TAPS = ("logits",)
-
-    def module(self) -> type[Module]:
-        return NextSentenceModule
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(classes=ANSWERS)
@@ -52,7 +48,7 @@ class NextSentence(Head):
         return torch.randint(0, ANSWERS, shape, generator=generator)
 
 
-class NextSentenceModule(HeadModule):
+class NextSentenceModule(HeadModule, of=NextSentence):
     """x (…, n, embed) -> logits (documents, 2)."""
 
     part: NextSentence

@@ -12,8 +12,6 @@ Statistics are per token. Where `dim` is sharded across ranks, the sums are all-
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,7 +20,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Norm
 from dovetail.core.module import Module, at_least_fp32
-from dovetail.core.part import Mistake, Problem, register
+from dovetail.core.part import Mistake, Problem, broken, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
@@ -40,8 +38,7 @@ class LayerNorm(Norm):
     shift: bool = True
     plus_one: bool = False  # the factor is 1 + scale (Nemotron)
 
-    def module(self) -> type[Module]:
-        return LayerNormModule
+    SAMPLES = {"eps": [1e-5, 0.1], "shift": [True, False], "plus_one": [False, True]}
 
     def weights(self, scope: Scope) -> list[Weight]:
         dim = scope.names(("dim",))
@@ -49,12 +46,8 @@ class LayerNorm(Norm):
         shift = Weight(name="shift", out=dim, over=dim, init="zeros", role="bias")
         return [scale, shift] if self.shift else [scale]
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"eps": [1e-5, 0.1], "shift": [True, False], "plus_one": [False, True]}
 
-
-class LayerNormModule(Module):
+class LayerNormModule(Module, of=LayerNorm):
     """x (…, dim) -> like x."""
 
     part: LayerNorm
@@ -92,8 +85,7 @@ class RMSNorm(Norm):
     scale: bool = True  # False: no factor
     groups: int = bounded(1, above=0)  # of channels, each normalized alone
 
-    def module(self) -> type[Module]:
-        return RMSNormModule
+    SAMPLES = {"eps": [1e-5, 0.1], "plus_one": [False, True], "scale": [True, False], "groups": [1, 2]}
 
     def weights(self, scope: Scope) -> list[Weight]:
         dim = scope.names(("dim",))
@@ -105,18 +97,14 @@ class RMSNorm(Norm):
         return torch.arange(self.groups).repeat_interleave(scope.size("dim") // self.groups)
 
     def check(self, scope: Scope) -> list[Problem]:
-        size = scope.size("dim")
-        problems = [Problem("groups", f"{self.groups} does not divide {size} channels")] if size % self.groups else []
-        if self.plus_one and not self.scale:
-            problems.append(Problem("plus_one", "adds 1 to a scale, and this norm has none", "use false, or scale: true"))
-        return problems
-
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"eps": [1e-5, 0.1], "plus_one": [False, True], "scale": [True, False], "groups": [1, 2]}
+        size, no_scale = scope.size("dim"), "adds 1 to a scale, and this norm has none"
+        return broken(
+            (size % self.groups, "groups", f"{self.groups} does not divide {size} channels", ""),
+            (self.plus_one and not self.scale, "plus_one", no_scale, "use false, or scale: true"),
+        )
 
 
-class RMSNormModule(Module):
+class RMSNormModule(Module, of=RMSNorm):
     """x (…, dim) -> like x."""
 
     part: RMSNorm

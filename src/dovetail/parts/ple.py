@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 from math import sqrt
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -40,8 +40,7 @@ class Ple(Ffn):
     norm: Norm = child("rmsnorm")
     shares_norm: int | None = bounded(None, at_least=0)  # an earlier layer, whose norm of what is found it uses
 
-    def module(self) -> type[Module]:
-        return PleModule
+    SAMPLES = {"piece": [5, 9], "shares_norm": [None]}  # two layers must agree
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(piece=self.piece)
@@ -73,12 +72,8 @@ class Ple(Ffn):
     def reads(self, scope: Scope) -> list[Read]:
         return [Read(scope.of_model(), "inputs"), Read(scope.of_model(), "embedded", ("embed",))]
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"piece": [5, 9], "shares_norm": [None]}  # two layers must agree
 
-
-class PleModule(Module):
+class PleModule(Module, of=Ple):
     """x (…, n, embed), ids (…, n), embeddings (…, n, embed) -> like x."""
 
     part: Ple
@@ -90,7 +85,7 @@ class PleModule(Module):
     out_norm: Module
 
     def setup(self) -> None:
-        self.act, self.piece, self.width = self.part.act.function(), self.scope.size("piece"), self.scope.size("embed")
+        self.act, self.piece, self.width = self.part.act.function, self.scope.size("piece"), self.scope.size("embed")
 
     def forward(self, x: Tensor, ctx: Ctx, values: Values = UNREAD) -> Tensor:
         own = self.found_norm(self.project(values["embedded"]) * self.width**-0.5, ctx)

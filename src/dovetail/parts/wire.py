@@ -17,7 +17,6 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.group import Steps
-from dovetail.core.module import Module
 from dovetail.core.part import Problem, register
 from dovetail.core.scope import Scope
 from dovetail.core.wire import Branching, Scaled, WireModule
@@ -29,9 +28,6 @@ class PostNorm(Scaled):
 
     sums: ClassVar[bool] = False
 
-    def module(self) -> type[Module]:
-        return PostNormModule
-
     def norms(self, steps: Steps) -> tuple[str, ...]:
         return tuple(f"{step[0]}_norm" for step in steps)
 
@@ -41,7 +37,7 @@ class PostNorm(Scaled):
         return [Problem("", f"{scope.depth} layers of post-norm train badly without warm-up", "warm up, or wire: pre_norm")]
 
 
-class PostNormModule(WireModule):
+class PostNormModule(WireModule, of=PostNorm):
     """x (…, n, embed) -> like x."""
 
     def forward(self, x: Tensor, ctx: Ctx, block: Branching, views: Mapping[str, Any]) -> Tensor:
@@ -55,14 +51,11 @@ class PostNormModule(WireModule):
 class SandwichNorm(Scaled):
     """Sandwich norm: x + norm(f(norm x)) (Gemma 2); every branch has two norms of its own."""
 
-    def module(self) -> type[Module]:
-        return SandwichNormModule
-
     def norms(self, steps: Steps) -> tuple[str, ...]:
         return tuple(f"{name}_{which}" for step in steps for name in step for which in ("norm", "post_norm"))
 
 
-class SandwichNormModule(WireModule):
+class SandwichNormModule(WireModule, of=SandwichNorm):
     """x (…, n, embed) -> like x."""
 
     def forward(self, x: Tensor, ctx: Ctx, block: Branching, views: Mapping[str, Any]) -> Tensor:
@@ -79,14 +72,11 @@ class SandwichNormModule(WireModule):
 class ResPostNorm(Scaled):
     """Res-post-norm: x + norm(f x) (Swin v2, OLMo 2); every branch has a norm of its own."""
 
-    def module(self) -> type[Module]:
-        return ResPostNormModule
-
     def norms(self, steps: Steps) -> tuple[str, ...]:
         return tuple(f"{name}_norm" for step in steps for name in step)
 
 
-class ResPostNormModule(WireModule):
+class ResPostNormModule(WireModule, of=ResPostNorm):
     """x (…, n, embed) -> like x."""
 
     def forward(self, x: Tensor, ctx: Ctx, block: Branching, views: Mapping[str, Any]) -> Tensor:
@@ -105,21 +95,14 @@ class Parallel(Scaled):
 
     one_norm: bool = True
 
-    def module(self) -> type[Module]:
-        return ParallelModule
+    counts_norms = frozenset({"one_norm"})
+    SAMPLES = {**Scaled.SAMPLES, "one_norm": [True, False]}
 
     def norms(self, steps: Steps) -> tuple[str, ...]:
         return ("norm",) if self.one_norm else tuple(f"{step[0]}_norm" for step in steps)
 
-    def counts_norms(self) -> frozenset[str]:
-        return frozenset({"one_norm"})
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {**super().samples(), "one_norm": [True, False]}
-
-
-class ParallelModule(WireModule):
+class ParallelModule(WireModule, of=Parallel):
     """x (…, n, embed) -> like x."""
 
     def setup(self) -> None:

@@ -88,9 +88,9 @@ def attending(spec: Model) -> Iterator[Attending]:
     """The mixers whose only state is a KV cache that `KV.attend` alone reads."""
     for path, part, scope in walk(spec):
         states = part.state(scope)
-        if isinstance(part, SoftmaxMixer) and part.attends() and not scope.drafts:
-            if len(states) == 1 and states[0].per == "token" and states[0].axes == ("kv_heads", "head"):
-                yield Attending(path, part, scope, states[0])
+        own = isinstance(part, SoftmaxMixer) and part.attends and not scope.drafts and len(states) == 1
+        if own and states[0].per == "token" and states[0].axes == ("kv_heads", "head"):
+            yield Attending(path, part, scope, states[0])
 
 
 def recurring(spec: Model) -> Iterator[Recurring]:
@@ -137,7 +137,7 @@ def _ranks(spec: Model, tp: int) -> Iterator[Reason]:
 def whole_axes(spec: Model, tp: int) -> frozenset[str]:
     """The axes that parts shard themselves, as the vocabulary, of which `tp` ranks cannot hold equal shards: each rank holds
     them whole."""
-    return frozenset(axis for _, part, scope in walk(spec) for axis in part.tp_axes() if scope.size(axis) % tp)
+    return frozenset(axis for _, part, scope in walk(spec) for axis in part.tp_axes if scope.size(axis) % tp)
 
 
 def cut_axes(spec: Model, tp: int) -> dict[str, int]:
@@ -185,7 +185,7 @@ def _attention(one: Attending) -> Iterator[Reason]:
 def _position(path: str, position: Position) -> Iterator[Reason]:
     if position.rotates_on_read():
         yield Reason(path, f"{position.kind} rotates keys when they are read from the KV cache", "rotate them on write")
-    if "bias" in position.needs() and position.slope() is None:
+    if "bias" in position.needs() and position.slope is None:
         yield Reason(path, f"{position.kind} adds a bias to the scores that is not a slope per head times the distance")
 
 

@@ -59,57 +59,36 @@ class EngineRestarting(EngineDead):
 class Client(Protocol):
     """An engine, seen from an event loop."""
 
-    @property
-    def longest(self) -> int:
-        """Tokens of a prompt and its continuation together."""
-        ...
-
-    @property
-    def vocab(self) -> int:
-        """The number of token ids."""
-        ...
-
-    @property
-    def ranks(self) -> bool:
-        """Whether the model's head scores pairs of texts."""
-        ...
+    longest: int  # tokens of a prompt and its continuation together
+    vocab: int  # the number of token ids
+    ranks: bool  # whether the model's head scores pairs of texts
 
     def submit(self, request: Request) -> AsyncIterator[Output]:
         """Yield the outputs of a request. Raises Busy at once where the queue is full, EngineDead when the engine ends."""
-        ...
 
     def abort(self, id: str) -> None:
         """End a request, if it is there: its last outputs have the finish `abort`."""
-        ...
 
     async def load_adapter(self, name: str, directory: str | Path) -> None:
         """Let requests name an adapter of a directory. Raises InputError with the reason where it does not fit."""
-        ...
 
     async def unload_adapter(self, name: str) -> None:
         """Take no further requests for an adapter; those that run end with it."""
-        ...
 
     async def embed(self, texts: Sequence[Sequence[int]], adapter: str | None) -> list[list[float]]:
         """Return the embedding of each list of token ids. Raises InputError, Busy and EngineDead."""
-        ...
 
     async def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], adapter: str | None) -> list[float]:
         """Return the score of each pair of texts, given as token ids and token types. Raises as `embed`."""
-        ...
 
     def alive(self) -> bool:
         """Whether the engine answers."""
-        ...
 
     async def ended(self) -> str:
         """Wait until the engine has ended without being asked to; return the reason."""
-        ...
 
     def stats(self) -> Stats:
         """Return the newest statistics."""
-        ...
 
     async def close(self) -> None:
         """End the engine; requests in flight are aborted."""
-        ...

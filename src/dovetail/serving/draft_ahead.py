@@ -113,15 +113,12 @@ class DraftLast(Depths):
 
     @torch.inference_mode()
     def observe(self, one: Continuation, first: int, hidden: Tensor) -> None:
-        assert one.row is not None
         begin = max(len(hidden) - 1 - self.depths, 0)  # of drafts, so many at most, any number may be rejected
-        self.rows[one.row] = (one, first + begin, hidden[begin:].clone())
+        self.rows[one.held_row] = (one, first + begin, hidden[begin:].clone())
 
     def fork(self, one: Continuation, other: Continuation) -> None:
-        assert one.row is not None
-        assert other.row is not None
-        if one.row in self.rows and self.rows[one.row][0] is one:
-            self.rows[other.row] = (other, *self.rows[one.row][1:])
+        if one.held_row in self.rows and self.rows[one.held_row][0] is one:
+            self.rows[other.held_row] = (other, *self.rows[one.held_row][1:])
 
     @torch.inference_mode()
     def draft(self, ones: Sequence[Continuation], counts: Sequence[int]) -> list[list[int]]:
@@ -160,11 +157,10 @@ class DraftAhead(Depths):
 
     @torch.inference_mode()
     def observe(self, one: Continuation, first: int, hidden: Tensor) -> None:
-        assert one.row is not None
         row = self._row(one)
         if row is None or first > row.end:
-            self.pool.free(one.row)
-            row = self.rows[one.row] = Row(one, one.row, first, first, hidden)
+            self.pool.free(one.held_row)
+            row = self.rows[one.held_row] = Row(one, one.held_row, first, first, hidden)
         else:
             row.put(first, hidden)
         certain = min(self._certain(row), len(one.tokens) - 2, row.end)  # the last but one gives the first draft
@@ -173,10 +169,9 @@ class DraftAhead(Depths):
             row.advance(certain)
 
     def fork(self, one: Continuation, other: Continuation) -> None:
-        assert other.row is not None
         if (row := self._row(one)) is not None:
-            self.pool.fork(row.number, other.row)
-            self.rows[other.row] = dc.replace(row, owner=other, number=other.row)
+            self.pool.fork(row.number, other.held_row)
+            self.rows[other.held_row] = dc.replace(row, owner=other, number=other.held_row)
 
     @torch.inference_mode()
     def draft(self, ones: Sequence[Continuation], counts: Sequence[int]) -> list[list[int]]:

@@ -22,7 +22,7 @@ from dovetail.weights.adapters.kind import AdapterKind
 
 
 @dc.dataclass
-class Call:
+class PooledCall:
     """The texts of one call that are left, and the results of the others."""
 
     number: int
@@ -37,12 +37,14 @@ class Calls:
 
     def __init__(self, embedder: Embedder, adapters: Adapters) -> None:
         self.embedder, self.adapters = embedder, adapters
-        self.waiting: deque[Call] = deque()
+        self.waiting: deque[PooledCall] = deque()
 
     def add(self, message: Mapping[str, Any]) -> None:
         """Queue the texts of a message."""
         scored = "score" in message
-        self.waiting.append(Call(message["call"], deque(message["score" if scored else "embed"]), scored, message["adapter"]))
+        self.waiting.append(
+            PooledCall(message["call"], deque(message["score" if scored else "embed"]), scored, message["adapter"])
+        )
 
     def cancel(self, number: int) -> None:
         """Forget a call, if it is there."""
@@ -64,7 +66,7 @@ class Calls:
         self.waiting.popleft()
         return {"answer": call.number, "error": "", "value": call.results}
 
-    def _compute(self, call: Call) -> Any:
+    def _compute(self, call: PooledCall) -> Any:
         text, slot = call.texts.popleft(), None if call.adapter is None else self.adapters.slot(call.adapter)
         with self.adapters.rows([slot]):
             return self.embedder.score(*text) if call.scored else self.embedder.vector(text).tolist()

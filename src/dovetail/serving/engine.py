@@ -34,7 +34,7 @@ from dovetail.model import ModelModule
 from dovetail.serving.admission import check_request
 from dovetail.serving.client import Stats
 from dovetail.serving.next_token import allowed_logits, sample_next
-from dovetail.serving.recovery import Call, leave, restart
+from dovetail.serving.recovery import Change, leave, restart
 from dovetail.serving.request import Finish, Logprob, Output, Request
 from dovetail.serving.runner import PAGE, Runner, check_served
 from dovetail.serving.schedule import Continuation, Schedule
@@ -91,7 +91,7 @@ class Engine:
         self.scored: dict[str, list[Logprob]] = {}  # log-probs of prompts, until they are reported
         self.numbers = count()
         self.weights = Weights(model)
-        self.call = Call(self)
+        self.call = Change(self)
         self.outputs: list[tuple[Continuation, Output]] = []  # of the last step
         self.late: list[Output] = []  # of interrupted steps, not returned yet
         self.prompt_tokens = self.generation_tokens = self.queries = self.hits = self.drafted = self.accepted = 0

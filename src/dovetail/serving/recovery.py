@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dovetail.serving.engine import Engine
 
 
-class Call:
+class Change:
     """A call that changes an engine."""
 
     def __init__(self, engine: Engine) -> None:

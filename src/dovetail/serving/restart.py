@@ -16,30 +16,16 @@ from dovetail.serving.client import LOG, Client, EngineDead, EngineRestarting, S
 from dovetail.serving.request import Output, Request
 
 
-class RestartingClient:
+class RestartingClient(Client):
     """The `Client` of an engine that may be replaced."""
 
     def __init__(self, client: Client, start: Callable[[], Awaitable[Client]], restarts: int) -> None:
         """`start` starts an engine like the one of `client`; it is called up to `restarts` times."""
         self.client, self.start, self.left = client, start, restarts
+        self.longest, self.vocab, self.ranks = client.longest, client.vocab, client.ranks
         self.loaded: dict[str, str | Path] = {}  # adapters, since the start
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.watcher = asyncio.create_task(self._watch())
-
-    @property
-    def longest(self) -> int:
-        """Tokens of a prompt and its continuation together."""
-        return self.client.longest
-
-    @property
-    def vocab(self) -> int:
-        """The number of token ids."""
-        return self.client.vocab
-
-    @property
-    def ranks(self) -> bool:
-        """Whether the model's head scores pairs of texts."""
-        return self.client.ranks
 
     async def _watch(self) -> None:
         while True:
@@ -77,29 +63,23 @@ class RestartingClient:
             raise (EngineRestarting() if self.left else EngineDead("the engine has ended")) from None
 
     def abort(self, id: str) -> None:
-        """End a request, if it is there."""
         self.client.abort(id)
 
     async def load_adapter(self, name: str, directory: str | Path) -> None:
-        """Let requests name an adapter of a directory."""
         await self.client.load_adapter(name, directory)
         self.loaded[name] = directory
 
     async def unload_adapter(self, name: str) -> None:
-        """Take no further requests for an adapter."""
         self.loaded.pop(name, None)
         await self.client.unload_adapter(name)
 
     async def embed(self, texts: Sequence[Sequence[int]], adapter: str | None) -> list[list[float]]:
-        """Return the embedding of each list of token ids."""
         return await self.client.embed(texts, adapter)
 
     async def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], adapter: str | None) -> list[float]:
-        """Return the score of each pair of texts."""
         return await self.client.score(pairs, adapter)
 
     def alive(self) -> bool:
-        """Whether the engine answers."""
         return self.client.alive()
 
     async def ended(self) -> str:
@@ -107,11 +87,9 @@ class RestartingClient:
         return await asyncio.shield(self.over)
 
     def stats(self) -> Stats:
-        """Return the newest statistics."""
         return self.client.stats()
 
     async def close(self) -> None:
-        """End the engine."""
         self.watcher.cancel()
         with suppress(asyncio.CancelledError):
             await self.watcher

@@ -126,9 +126,8 @@ class Runner:
         return True
 
     def release(self, one: Continuation) -> None:
-        assert one.row is not None
-        self.pool.free(one.row)
-        self.free_rows.append(one.row)
+        self.pool.free(one.held_row)
+        self.free_rows.append(one.held_row)
         one.row, one.computed, one.shared, one.drafts = None, 0, 0, []
 
     def fork(self, one: Continuation, other: Continuation) -> bool:
@@ -142,8 +141,7 @@ class Runner:
         return True
 
     def needed(self, one: Continuation, n: int) -> int:
-        assert one.row is not None
-        return 0 if self.slots is None else self.slots.needed(one.row, one.computed, n)
+        return 0 if self.slots is None else self.slots.needed(one.held_row, one.computed, n)
 
     def ensure(self, blocks: int) -> bool:
         slots = self.slots
@@ -198,20 +196,18 @@ class Runner:
 
     def _by_graph(self, decode: Sequence[Continuation]) -> dict[Continuation, Tensor]:
         assert self.compiled is not None
-        rows = [(one, one.row) for one in decode if one.row is not None]
-        logits = self.compiled({row: one.tokens[one.computed] for one, row in rows}).float().cpu()
+        logits = self.compiled({one.held_row: one.tokens[one.computed] for one in decode}).float().cpu()
         for one in decode:
             one.computed += 1
-        return {one: logits[row : row + 1] for one, row in rows}
+        return {one: logits[one.held_row : one.held_row + 1] for one in decode}
 
     def _batch(
         self, batch: Sequence[tuple[Continuation, int]], score: Listen, observe: Listen | None, flat: bool = False
     ) -> dict[Continuation, Tensor]:
-        rows = [one.row for one, _ in batch if one.row is not None]
-        new = [n for _, n in batch]
+        rows, new = [one.held_row for one, _ in batch], [n for _, n in batch]
         for one, _ in batch:
-            if one.drafts and one.row is not None:
-                self.pool.mark(one.row)
+            if one.drafts:
+                self.pool.mark(one.held_row)
         step = self.pool.step(rows, new, flat)
         fed = [[*one.tokens, *one.drafts][one.computed : one.computed + n] for one, n in batch]
         ctx = Ctx(layout=step.layout, views=step.views, ranks=self.model.ranks)
@@ -248,10 +244,9 @@ class Runner:
     def settle(self, one: Continuation, rejected: int = 0) -> None:
         """After `run`: forget the last `rejected` tokens of a row, which were drafts, and offer its blocks to the prefix cache.
         A recurrent state returns to where it was before the step; its tokens are computed again with the next one."""
-        assert one.row is not None
         if rejected:
-            one.computed = self.pool.rollback(one.row, one.computed - rejected)
-        self.pool.marks[one.row] = []
+            one.computed = self.pool.rollback(one.held_row, one.computed - rejected)
+        self.pool.marks[one.held_row] = []
         one.drafts = []
         self._share(one)
 
@@ -295,7 +290,7 @@ def attends_alone(spec: Part) -> bool:
     """Whether the decode state of a model is KV caches alone, which `KV.attend` alone reads."""
     held = [(part, part.state(scope)) for _, part, scope in walk(spec) if scope.decodes and not scope.drafts]
     return all(
-        isinstance(part, SoftmaxMixer) and part.attends() and all(state.per == "token" for state in states)
+        isinstance(part, SoftmaxMixer) and part.attends and all(state.per == "token" for state in states)
         for part, states in held
         if states
     )

@@ -47,6 +47,12 @@ class Continuation:
     matcher: Matcher | None = None  # the state of its text under a grammar: that of all its tokens, computed or not
     returned: int = 0  # tokens, those of the prompt included, when the last step ended
 
+    @property
+    def held_row(self) -> int:
+        """Its row, of one that runs."""
+        assert self.row is not None, "it has no row"
+        return self.row
+
     @cached_property
     def sampling(self) -> Sampling:
         """The sampling of its request, with a seed of its own."""
@@ -74,23 +80,18 @@ class Room(Protocol):
 
     def admit(self, one: Continuation) -> bool:
         """Give it a row, with what the prefix cache knows of its tokens; False where no row is free."""
-        ...
 
     def release(self, one: Continuation) -> None:
         """Take its row; its blocks are free, or stay in the prefix cache."""
-        ...
 
     def needed(self, one: Continuation, n: int) -> int:
         """Free blocks that n more tokens of it take."""
-        ...
 
     def ensure(self, blocks: int) -> bool:
         """Make so many blocks free, if cached prefixes can give way; returns whether they are."""
-        ...
 
     def cut(self, one: Continuation, n: int) -> int:
         """How many of its next n tokens one step may compute, at least 1."""
-        ...
 
 
 @dc.dataclass

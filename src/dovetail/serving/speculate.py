@@ -97,12 +97,12 @@ class DraftModel(Drafter):
             self._catch_up(one)
         for i in range(max(counts, default=0)):
             active = [j for j, count in enumerate(counts) if i < count]
-            rows = [ones[j].row for j in active]
             last = [[*ones[j].tokens, *guesses[j]][-1] for j in active]
-            logits = self.decoder.step(torch.tensor(last)[:, None].to(self.model.device), [r for r in rows if r is not None])
+            rows = [ones[j].held_row for j in active]
+            logits = self.decoder.step(torch.tensor(last)[:, None].to(self.model.device), rows)
             sampled = sample_drafts(logits, [ones[j] for j in active], [guesses[j] for j in active])
             for j, token in zip(active, sampled, strict=True):
-                self._held(ones[j]).append([*ones[j].tokens, *guesses[j]][-1])
+                self.rows[ones[j].held_row][1].append([*ones[j].tokens, *guesses[j]][-1])
                 guesses[j].append(token)
         return guesses
 
@@ -110,22 +110,17 @@ class DraftModel(Drafter):
         self.pool.reset()
         self.rows.clear()
 
-    def _held(self, one: Continuation) -> list[int]:
-        assert one.row is not None
-        return self.rows[one.row][1]
-
     def _catch_up(self, one: Continuation) -> None:
         """Let the row of the pool hold all tokens of a continuation but the last."""
-        assert one.row is not None
-        owner, held = self.rows.get(one.row, (None, []))
-        want = one.tokens[:-1]
+        number, want = one.held_row, one.tokens[:-1]
+        owner, held = self.rows.get(number, (None, []))
         same = 0
         if owner is one:
             same = next((i for i, (a, b) in enumerate(zip(held, want, strict=False)) if a != b), min(len(held), len(want)))
-        reached = self.pool.rollback(one.row, same) if self.pool.lengths[one.row] else 0
+        reached = self.pool.rollback(number, same) if self.pool.lengths[number] else 0
         if rest := want[reached:]:
-            self.decoder.step(torch.tensor([rest], device=self.model.device), [one.row])
+            self.decoder.step(torch.tensor([rest], device=self.model.device), [number])
         if want:
-            self.pool.marks[one.row] = []
-            self.pool.mark(one.row)  # a recurrent state returns here when drafts are rejected
-        self.rows[one.row] = (one, list(want))
+            self.pool.marks[number] = []
+            self.pool.mark(number)  # a recurrent state returns here when drafts are rejected
+        self.rows[number] = (one, list(want))

@@ -20,14 +20,14 @@ from typing import Any
 
 from dovetail.core.errors import InputError
 from dovetail.core.limits import INPUTS_WAITING, QUEUED
-from dovetail.serving.client import LOG, Busy, EngineDead, Stats
+from dovetail.serving.client import LOG, Busy, Client, EngineDead, Stats
 from dovetail.serving.request import Output, Request
 from dovetail.serving.wire import Inbox, encode
 
 CLOSING = 5.0  # seconds for a process to end by itself
 
 
-class ProcessClient:
+class ProcessClient(Client):
     """An engine in a child process."""
 
     def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket, running: int, queued: int) -> None:
@@ -52,7 +52,7 @@ class ProcessClient:
         if self.dead:
             raise EngineDead(self.dead)
         if sum(self.open.values()) + request.n > self.limit:
-            raise Busy(self._wait())
+            raise Busy(max(1.0, self.newest.waiting / 8))  # an estimate: a second per eight in the queue
         if request.id in self.queues:
             raise InputError(f"id: {request.id!r} is running already")
         queue = self.queues[request.id] = asyncio.Queue()
@@ -73,19 +73,15 @@ class ProcessClient:
             del self.queues[request.id]
 
     async def load_adapter(self, name: str, directory: str | Path) -> None:
-        """Let requests name an adapter of a directory. Raises InputError with the reason where it does not fit."""
         await self._call({"load": name, "directory": str(directory)})
 
     async def unload_adapter(self, name: str) -> None:
-        """Take no further requests for an adapter; those that run end with it."""
         await self._call({"unload": name})
 
     async def embed(self, texts: Sequence[Sequence[int]], adapter: str | None) -> list[list[float]]:
-        """Return the embedding of each list of token ids."""
         return await self._compute({"embed": [list(one) for one in texts], "adapter": adapter}, len(texts))
 
     async def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], adapter: str | None) -> list[float]:
-        """Return the score of each pair of texts."""
         return await self._compute({"score": [[list(one) for one in pair] for pair in pairs], "adapter": adapter}, len(pairs))
 
     async def _compute(self, message: dict[str, Any], count: int) -> list[Any]:
@@ -115,12 +111,7 @@ class ProcessClient:
         finally:
             del self.calls[number]
 
-    def _wait(self) -> float:
-        """Estimate the seconds until a request ends: a second per eight in the queue."""
-        return max(1.0, self.newest.waiting / 8)
-
     def abort(self, id: str) -> None:
-        """End a request, if it is there."""
         if id in self.queues and not self.dead:
             self._send({"abort": id})
 
@@ -129,11 +120,9 @@ class ProcessClient:
         return not self.dead and self.ready.done()
 
     async def ended(self) -> str:
-        """Wait until the process has ended without being asked to; return the reason."""
         return await asyncio.shield(self.over)
 
     def stats(self) -> Stats:
-        """Return the newest statistics."""
         return self.newest
 
     async def close(self) -> None:

@@ -240,11 +240,11 @@ class Pool:
             frame = self._read_frame(group, rows, [b + a for b, a in zip(before, added, strict=True)], flat)
             index = self._index(rows)
             return ((place, BlockView(stores, frame, group.slots, index)) for place, stores in group.stores.items())
-        frame = make_frame(group.slots, layout, rows, lengths, new, self.rows, group.coords)
-        cache = self.cache
-        if cache is not None:
-            return ((place, QuantizedView(stores, frame, cache)) for place, stores in group.stores.items())
-        return ((place, TokenView(stores, frame)) for place, stores in group.stores.items())
+        frame, cache = make_frame(group.slots, layout, rows, lengths, new, self.rows, group.coords), self.cache
+        return (
+            (place, TokenView(stores, frame) if cache is None else QuantizedView(stores, frame, cache))
+            for place, stores in group.stores.items()
+        )
 
     def _index(self, rows: Sequence[int]) -> Tensor:
         return torch.tensor(rows, dtype=torch.long, device=self.device)

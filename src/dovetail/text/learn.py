@@ -47,37 +47,25 @@ def _samples(text: str) -> Iterator[str]:
         start = stop
 
 
-def _bytes(model: models.Model, vocab: int) -> tuple[Engine, list[str]]:
-    """Return an engine on bytes, and the characters that represent them."""
+def _on_bytes(model: models.Model, trainer: type[trainers.Trainer], text: str, vocab: int) -> Engine:
+    """Train a model on bytes."""
     if vocab < LEAST:
         raise SpecError("vocab", f"{vocab} is too small: bytes and special tokens already take {LEAST}", f"--set vocab={LEAST}")
     engine = Engine(model)
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     engine.decoder = decoders.ByteLevel()
-    return engine, sorted(pre_tokenizers.ByteLevel.alphabet())
-
-
-def _byte_pair(text: str, vocab: int) -> Engine:
-    engine, alphabet = _bytes(models.BPE(), vocab)
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab, special_tokens=list(SPECIAL), initial_alphabet=alphabet, show_progress=False
-    )
-    engine.train_from_iterator(_samples(text), trainer)
+    given = {"special_tokens": list(SPECIAL), "initial_alphabet": sorted(pre_tokenizers.ByteLevel.alphabet())}
+    engine.train_from_iterator(_samples(text), trainer(vocab_size=vocab, show_progress=False, **given))
     return engine
 
 
+def _byte_pair(text: str, vocab: int) -> Engine:
+    return _on_bytes(models.BPE(), trainers.BpeTrainer, text, vocab)
+
+
 def _unigram(text: str, vocab: int) -> Engine:
-    engine, alphabet = _bytes(models.Unigram(), vocab)
-    trainer = trainers.UnigramTrainer(
-        vocab_size=vocab, special_tokens=list(SPECIAL), initial_alphabet=alphabet, show_progress=False
-    )
-    engine.train_from_iterator(_samples(text), trainer)
-    return _rounded(engine)
-
-
-def _rounded(engine: Engine) -> Engine:
-    """Round the scores to nine decimals: further digits depend on the order of threads, and JSON does not preserve them."""
-    data = json.loads(engine.to_str())
+    # scores of nine decimals: further digits depend on the order of threads, and JSON does not preserve them
+    data = json.loads(_on_bytes(models.Unigram(), trainers.UnigramTrainer, text, vocab).to_str())
     data["model"]["vocab"] = [[piece, round(score, 9)] for piece, score in data["model"]["vocab"]]
     return Engine.from_str(json.dumps(data))
 

@@ -125,13 +125,13 @@ def _added_tokens_interfere(engine: Engine) -> bool:
     """Return whether an added token that is matched in plain text may touch a cut: special tokens are not matched there."""
     matched = [token for token in engine.get_added_tokens_decoder().values() if not token.special]
     return any(
-        token.lstrip or token.rstrip or any(c.isspace() or c == "▁" for c in token.content) or _touches(token.content)
+        token.lstrip
+        or token.rstrip
+        or any(c.isspace() or c == "▁" for c in token.content)
+        or token.content[:1].isalpha()
+        or token.content[-1:].isalpha()
         for token in matched
     )
-
-
-def _touches(content: str) -> bool:
-    return content[:1].isalpha() or content[-1:].isalpha()
 
 
 def components(component: Any, inner: str) -> list[dict[str, Any]]:

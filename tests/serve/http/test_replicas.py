@@ -24,7 +24,7 @@ from dovetail.serving.http.app import make_app
 from dovetail.serving.http.guard import Gate, Guard
 from dovetail.serving.http.options import Options
 from dovetail.serving.http.server import Server, bound_socket
-from dovetail.serving.replicas.answer import Call, answer
+from dovetail.serving.replicas.answer import ReplicaCall, answer
 from dovetail.serving.replicas.merge import merge
 from dovetail.serving.replicas.prefix import BLOCK, Placement, prefix_keys
 from dovetail.serving.replicas.relay import Relay, ReplicaLost
@@ -116,7 +116,7 @@ class Fronted:
         headers = {"Authorization": f"Bearer {KEY}"}
         self.http = httpx2.Client(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}", headers=headers, timeout=60)
 
-    async def ask(self, call: Call) -> AsyncGenerator[Message, None]:
+    async def ask(self, call: ReplicaCall) -> AsyncGenerator[Message, None]:
         if self.full:
             raise Busy(3.0)
         if not self.apps:

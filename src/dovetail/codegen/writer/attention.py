@@ -9,7 +9,6 @@ from __future__ import annotations
 from dovetail.codegen.code import BODY, Call, fill, laid, signature
 from dovetail.codegen.registry import Context, MixerCode, PositionCode, writes
 from dovetail.codegen.writer.mask import mask_function
-from dovetail.codegen.writer.precision import define_at_least_fp32
 
 OTHERWISE = {"causal": "CausalAttention", "all": "FullAttention", None: "MaskedAttention"}  # where several are in one file
 
@@ -139,7 +138,7 @@ def _written(context: Context, cross: bool) -> MixerCode:
         "turn": placed.turn is not None,
     }
     if written:
-        define_at_least_fp32(file)
+        file.define_at_least_fp32()
     turn = placed.turn or (lambda x: x)
     norms: dict[str, str] = dict.fromkeys(("q_norm", "k_norm", "v_norm"), "")
     if part.v_norm is not None:

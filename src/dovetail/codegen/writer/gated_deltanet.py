@@ -5,7 +5,6 @@ from __future__ import annotations
 from dovetail.codegen.code import Call, fill
 from dovetail.codegen.registry import Context, MixerCode, writes
 from dovetail.codegen.writer.mamba2 import define_conv
-from dovetail.codegen.writer.precision import define_at_least_fp32
 from dovetail.ops.implementation import CHUNK
 from dovetail.ops.scan.underflow import LEAST
 from dovetail.parts.mixer.gated_deltanet import EPS
@@ -96,7 +95,7 @@ class $name(nn.Module):
 def gated_deltanet(context: Context) -> MixerCode:
     """The mixer, its convolution and its scan."""
     part, file = context.part, context.file
-    define_at_least_fp32(file)
+    file.define_at_least_fp32()
     define_conv(file)
     file.define("faded", fill(FADED, least=LEAST))
     file.define("of_length_one", fill(UNIT, tiny=EPS))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dovetail.codegen.code import Call, fill
 from dovetail.codegen.registry import Context, MixerCode, writes
 from dovetail.codegen.writer.mamba2 import define_conv
-from dovetail.codegen.writer.precision import define_at_least_fp32
 
 SCAN = '''
 def $name(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
@@ -59,7 +58,7 @@ class $name(nn.Module):
 def mamba(context: Context) -> MixerCode:
     """The mixer, its convolution and its scan."""
     part, file = context.part, context.file
-    define_at_least_fp32(file)
+    file.define_at_least_fp32()
     define_conv(file)
     file.define("selective_scan", fill(SCAN))
     file.letter(S="recurrent state per channel", C="channels")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dovetail.codegen.code import Call, File, fill
 from dovetail.codegen.registry import Context, MixerCode, writes
-from dovetail.codegen.writer.precision import define_at_least_fp32
 from dovetail.ops.implementation import CHUNK
 from dovetail.ops.scan.decay import LEAST
 
@@ -102,7 +101,7 @@ def define_conv(file: File) -> None:
 
 def define_decay_scan(file: File) -> None:
     """Define the function `decay_scan` in the file, and `at_least_fp32`, which it calls."""
-    define_at_least_fp32(file)
+    file.define_at_least_fp32()
     file.define("decay_scan", fill(SCAN, chunk=CHUNK, least=LEAST))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dovetail.codegen.code import Call, fill, signature
 from dovetail.codegen.registry import Context, writes
-from dovetail.codegen.writer.precision import define_at_least_fp32
 
 ROUTER = '''
 class $name(nn.Module):
@@ -127,7 +126,7 @@ def _router(context: Context, scored: str, least: str) -> Call:
         if getattr(part, field):
             context.file.note(f"Not written, as it acts only in training: {what}.")
     context.file.letter(E="experts", k="experts per token")
-    define_at_least_fp32(context.file)
+    context.file.define_at_least_fp32()
     moved = part.balance_bias or part.groups > 1
     text = fill(
         ROUTER,

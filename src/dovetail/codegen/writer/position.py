@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dovetail.codegen.code import Call, fill
 from dovetail.codegen.registry import Context, PositionCode, writes
-from dovetail.codegen.writer.precision import define_at_least_fp32
 
 LEARNED = '''
 class $name(nn.Module):
@@ -88,7 +87,7 @@ def learned(context: Context) -> PositionCode:
 @writes("sinusoidal")
 def sinusoidal(context: Context) -> PositionCode:
     """Waves on the stream."""
-    define_at_least_fp32(context.file)
+    context.file.define_at_least_fp32()
     part = context.part
     steps, offset = "(pairs - 1)" if part.endpoint else "pairs", f" + {part.offset}" if part.offset else ""
     text = fill(SINUSOIDAL, {"halves": part.halves}, base=part.base, steps=steps, offset=offset)
@@ -98,7 +97,7 @@ def sinusoidal(context: Context) -> PositionCode:
 @writes("alibi")
 def alibi(context: Context) -> PositionCode:
     """A penalty on distance."""
-    define_at_least_fp32(context.file)
+    context.file.define_at_least_fp32()
     return PositionCode(bias=context.file.define("alibi", fill(ALIBI)) + f"(x.shape[1], {context.size('heads')}, x)")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dovetail.codegen.code import fill
 from dovetail.codegen.registry import Context, PositionCode, ScalingCode, writes
-from dovetail.codegen.writer.precision import define_at_least_fp32
 
 ROTATE = '''
 def $name(x: Tensor, base: float) -> Tensor:  # (B, N, heads, K) -> the same
@@ -48,7 +47,7 @@ def rope(context: Context) -> PositionCode:
         "coords": ladders > 1,
         "amplitude": stretch.amplitude != 1.0,
     }
-    define_at_least_fp32(context.file)
+    context.file.define_at_least_fp32()
     text = fill(
         ROTATE,
         flags,

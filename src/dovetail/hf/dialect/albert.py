@@ -5,27 +5,21 @@ Their ffn has no dropout of its own; ours has that of the mixer. Released models
 
 from __future__ import annotations
 
-from typing import Any
-
 from dovetail.core.limits import CONFIG_LAYERS
-from dovetail.hf.classes import Classes
+from dovetail.hf.classes import Classes, classified
 from dovetail.hf.dialect.bert import BERT, NORM, POSITION_IDS, TIED
-from dovetail.hf.field import ACTIVATIONS, Choice, Config, Copy, Settings
+from dovetail.hf.field import ACTIVATIONS, Choice, Config, Copy, Field, Settings
 from dovetail.hf.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, Skip, rows
-from dovetail.model import Model
 
 LAYERS, DROPOUT, THEIRS = "num_hidden_layers", "classifier_dropout_prob", "encoder.albert_layer_groups.0.albert_layers.0"
 OLD_FIELDS = {"down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"}  # of the original code
 CLASSIFIER = (Classes(), Copy(DROPOUT, "head.dropout"))
 
 
-class OneGroup:
-    """All layers are one group, which has one layer."""
+class OneGroup(Field):
+    """All layers are one group, which has one layer. A spec whose layers have weights of their own is not what is read back."""
 
     names = (LAYERS,)
-
-    def to_hf(self, spec: Model) -> dict[str, Any]:
-        return {}  # a spec whose layers have weights of their own differs from what is read back
 
     def from_hf(self, config: Config) -> Settings:
         count = config.get(LAYERS)
@@ -55,24 +49,16 @@ ALBERT = Dialect(
             ),
             fields=(Copy("layer_norm_eps", "head.norm.eps"), Choice("hidden_act", "head.act", ACTIVATIONS), TIED),
         ),
-        Form(
-            architecture="AlbertForSequenceClassification",
-            auto="AutoModelForSequenceClassification",
-            head={"head": {"kind": "classifier", "act": "tanh"}},
-            prefix="albert.",
-            tensors=(
-                *rows("albert.pooler", "head.dense", "weight", "bias"),
-                *rows("classifier", "head.out", "weight", "bias"),
-            ),
-            fields=CLASSIFIER,
+        classified(
+            "Albert",
+            "Sequence",
+            "albert.",
+            {"kind": "classifier", "act": "tanh"},
+            (*rows("albert.pooler", "head.dense", "weight", "bias"), *rows("classifier", "head.out", "weight", "bias")),
+            CLASSIFIER,
         ),
-        Form(
-            architecture="AlbertForTokenClassification",
-            auto="AutoModelForTokenClassification",
-            head={"head": "token_classifier"},
-            prefix="albert.",
-            tensors=rows("classifier", "head.out", "weight", "bias"),
-            fields=CLASSIFIER,
+        classified(
+            "Albert", "Token", "albert.", "token_classifier", rows("classifier", "head.out", "weight", "bias"), CLASSIFIER
         ),
     ),
     spec={**BERT.spec, "embed": {"kind": "tokens", "types": 2, "width": 128}},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.hf.classes import Classes, Fallback
+from dovetail.hf.classes import Classes, Fallback, classified
 from dovetail.hf.field import ACTIVATIONS, Choice, Copy, Implied, value_at
 from dovetail.hf.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, Skip, rows
 from dovetail.model import Model
@@ -64,25 +64,15 @@ BERT = Dialect(
             ),
             skips=(Skip("cls.predictions.*", f"the head for masked tokens; {INSTEAD.format('BertForMaskedLM')}"),),
         ),
-        Form(
-            architecture="BertForSequenceClassification",
-            auto="AutoModelForSequenceClassification",
-            head={"head": {"kind": "classifier", "act": "tanh"}},
-            prefix="bert.",
-            tensors=(
-                *rows("bert.pooler.dense", "head.dense", "weight", "bias"),
-                *rows("classifier", "head.out", "weight", "bias"),
-            ),
-            fields=CLASSIFIER,
+        classified(
+            "Bert",
+            "Sequence",
+            "bert.",
+            {"kind": "classifier", "act": "tanh"},
+            (*rows("bert.pooler.dense", "head.dense", "weight", "bias"), *rows("classifier", "head.out", "weight", "bias")),
+            CLASSIFIER,
         ),
-        Form(
-            architecture="BertForTokenClassification",
-            auto="AutoModelForTokenClassification",
-            head={"head": "token_classifier"},
-            prefix="bert.",
-            tensors=rows("classifier", "head.out", "weight", "bias"),
-            fields=CLASSIFIER,
-        ),
+        classified("Bert", "Token", "bert.", "token_classifier", rows("classifier", "head.out", "weight", "bias"), CLASSIFIER),
     ),
     refused={
         "BertForPreTraining": "it has two heads, and a model one; write BertForMaskedLM or "

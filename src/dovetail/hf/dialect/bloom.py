@@ -43,16 +43,6 @@ BLOOM = Dialect(
         *rows("ln_f", "norm", *LAYERNORM),
     ),
     ignored=HOUSEKEEPING
-    | {
-        "slow_but_exact",
-        "n_inner",
-        "seq_length",
-        "masked_softmax_fusion",
-        "bias_dropout_fusion",
-        "unk_token_id",
-        "offset_alibi",
-        "attention_softmax_in_fp32",
-        "skip_bias_add",
-        "skip_bias_add_qkv",
-    },
+    | {"slow_but_exact", "n_inner", "seq_length", "masked_softmax_fusion", "bias_dropout_fusion", "unk_token_id"}
+    | {"offset_alibi", "attention_softmax_in_fp32", "skip_bias_add", "skip_bias_add_qkv"},
 )

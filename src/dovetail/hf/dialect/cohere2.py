@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from dovetail.hf.dialect.cohere import COHERE
-from dovetail.hf.expert import integer
 from dovetail.hf.field import Config, Implied, LegacyFixed
-from dovetail.hf.layer import FULL, SLIDING, LayerTypes, NoPEInFull
+from dovetail.hf.layer import LayerTypes, NoPEInFull, all_but_every
 
 PERIOD = "sliding_window_pattern"
-
-
-def default(config: Config, layer: int) -> str:
-    """Every fourth layer is full."""
-    return SLIDING if (layer + 1) % integer(config, PERIOD, 4, 1) else FULL
 
 
 def head_size(config: Config) -> int | None:
@@ -21,7 +15,7 @@ def head_size(config: Config) -> int | None:
     return width // heads if isinstance(width, int) and isinstance(heads, int) and heads > 0 else None
 
 
-TYPES = LayerTypes("num_hidden_layers", default, also=(PERIOD,))
+TYPES = LayerTypes("num_hidden_layers", all_but_every(4, PERIOD), also=(PERIOD,))
 
 COHERE2 = COHERE.variant(
     "cohere2",

@@ -41,14 +41,7 @@ DINOV2 = Dialect(
         Activation("hidden_act", "layers.*.ffn.act", ACTIVATIONS),
     ),
     fixed={"drop_path_rate": 0.0},
-    ignored=HOUSEKEEPING
-    | {
-        "apply_layernorm",
-        "out_features",
-        "out_indices",
-        "reshape_hidden_states",
-        "stage_names",
-    },
+    ignored=HOUSEKEEPING | {"apply_layernorm", "out_features", "out_indices", "reshape_hidden_states", "stage_names"},
     tensors=(
         *EMBEDDINGS,
         *ATTENTION,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.hf.classes import Classes
+from dovetail.hf.classes import Classes, classified
 from dovetail.hf.dialect.bert import LAYER, NORM
 from dovetail.hf.field import ACTIVATIONS, Choice, Copy
 from dovetail.hf.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, rows
@@ -24,24 +24,21 @@ DISTILBERT = Dialect(
             ),
             fields=(Choice("activation", "head.act", ACTIVATIONS), Copy("tie_word_embeddings", "head.tied")),
         ),
-        Form(
-            architecture="DistilBertForSequenceClassification",
-            auto="AutoModelForSequenceClassification",
-            head={"head": {"kind": "classifier", "act": "relu", "dropout": 0.2}},
-            prefix="distilbert.",
-            tensors=(
-                *rows("pre_classifier", "head.dense", "weight", "bias"),
-                *rows("classifier", "head.out", "weight", "bias"),
-            ),
-            fields=(Classes(), Copy("seq_classif_dropout", "head.dropout")),
+        classified(
+            "DistilBert",
+            "Sequence",
+            "distilbert.",
+            {"kind": "classifier", "act": "relu", "dropout": 0.2},
+            (*rows("pre_classifier", "head.dense", "weight", "bias"), *rows("classifier", "head.out", "weight", "bias")),
+            (Classes(), Copy("seq_classif_dropout", "head.dropout")),
         ),
-        Form(
-            architecture="DistilBertForTokenClassification",
-            auto="AutoModelForTokenClassification",
-            head={"head": {"kind": "token_classifier", "dropout": 0.1}},
-            prefix="distilbert.",
-            tensors=rows("classifier", "head.out", "weight", "bias"),
-            fields=(Classes(), Copy("dropout", "head.dropout")),
+        classified(
+            "DistilBert",
+            "Token",
+            "distilbert.",
+            {"kind": "token_classifier", "dropout": 0.1},
+            rows("classifier", "head.out", "weight", "bias"),
+            (Classes(), Copy("dropout", "head.dropout")),
         ),
     ),
     spec={

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from dovetail.hf.classes import classified
 from dovetail.hf.dialect.bert import BERT, CLASSIFIER, NORM, POSITION_IDS, TIED
-from dovetail.hf.field import Config, Copy, Settings, value_at
+from dovetail.hf.field import Config, Copy, Field, Settings, value_at
 from dovetail.hf.table import LAYERNORM, Form, Row, rows
 from dovetail.model import Model
 
 
-class EmbeddingSize:
+class EmbeddingSize(Field):
     """The width of the embeddings; without a projection where it is that of the model."""
 
     names = ("embedding_size",)
@@ -40,24 +41,19 @@ ELECTRA = BERT.variant(
             ),
             fields=(Copy("layer_norm_eps", "head.norm.eps"), TIED),
         ),
-        Form(
-            architecture="ElectraForSequenceClassification",
-            auto="AutoModelForSequenceClassification",
-            head={"head": {"kind": "classifier", "act": "gelu"}},
-            prefix="electra.",
-            tensors=(
+        classified(
+            "Electra",
+            "Sequence",
+            "electra.",
+            {"kind": "classifier", "act": "gelu"},
+            (
                 *rows("classifier.dense", "head.dense", "weight", "bias"),
                 *rows("classifier.out_proj", "head.out", "weight", "bias"),
             ),
-            fields=CLASSIFIER,
+            CLASSIFIER,
         ),
-        Form(
-            architecture="ElectraForTokenClassification",
-            auto="AutoModelForTokenClassification",
-            head={"head": "token_classifier"},
-            prefix="electra.",
-            tensors=rows("classifier", "head.out", "weight", "bias"),
-            fields=CLASSIFIER,
+        classified(
+            "Electra", "Token", "electra.", "token_classifier", rows("classifier", "head.out", "weight", "bias"), CLASSIFIER
         ),
     ),
     fields=(EmbeddingSize(),),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dovetail.hf.dialect.llama import LLAMA, NORM
-from dovetail.hf.expert import integer
-from dovetail.hf.field import Config, Copy
+from dovetail.hf.field import Config, Copy, integer
 from dovetail.hf.layer import FULL, SLIDING, WINDOW, LayerTypes, NoPEInFull
 from dovetail.hf.table import Row
 

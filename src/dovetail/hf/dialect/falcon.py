@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.hf.field import ACTIVATIONS, Choice, Config, Copy, Settings, value_at
+from dovetail.hf.field import ACTIVATIONS, Choice, Config, Copy, Field, Settings, value_at
 from dovetail.hf.rotary import Rotary
 from dovetail.hf.table import LAYERNORM, Dialect, Form, Row, rows
 from dovetail.model import Model
@@ -17,7 +17,7 @@ LAYER = {
 }
 
 
-class Architecture:
+class Architecture(Field):
     """The new architecture has GQA and a norm per branch; the old has one KV head, or as many as heads, and one norm."""
 
     names = ("new_decoder_architecture", "multi_query", "num_kv_heads", "num_ln_in_parallel_attn")

@@ -7,9 +7,9 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.hf.dialect.llama import LLAMA
-from dovetail.hf.expert import glu_rows, integer
-from dovetail.hf.field import ABSENT, Config, Copy, LegacyFixed, Settings, value_at
-from dovetail.hf.state_space import TIME_STEP_LIMIT, GatedNorm, InnerWidth, TimeStepLimit, mamba2_rows
+from dovetail.hf.expert import glu_rows
+from dovetail.hf.field import ABSENT, Config, Copy, Field, LegacyFixed, Settings, integer, value_at
+from dovetail.hf.state_space import TIME_STEP_LIMIT, GatedNorm, InnerWidth, TimeStepLimit, mamba2_rows, mamba_heads
 from dovetail.hf.table import Row
 from dovetail.model import Model
 
@@ -18,7 +18,7 @@ FFN = ("gate", "up", "down")
 NORM = {"kind": "rmsnorm", "eps": 1e-5}
 
 
-class KeyMultiplier:
+class KeyMultiplier(Field):
     """A factor of the keys, and so of the scores: our scale is that factor over the root of the head size."""
 
     names = ("key_multiplier",)
@@ -44,7 +44,7 @@ class KeyMultiplier:
         return {SCALE: factor * head**-0.5}
 
 
-class FfnMultipliers:
+class FfnMultipliers(Field):
     """Two factors: of the gate before its activation, and of what the FFN returns."""
 
     names = ("mlp_multipliers",)
@@ -63,7 +63,7 @@ class FfnMultipliers:
         return dict(zip(self.paths, both, strict=True))
 
 
-class MambaSizes:
+class MambaSizes(Field):
     """The inner width, given or as a multiple of the model's, and the heads that fill it; `auto` is the size that does."""
 
     names = ("mamba_d_ssm", "mamba_expand", "mamba_n_heads", "mamba_d_head")
@@ -77,11 +77,7 @@ class MambaSizes:
     def from_hf(self, config: Config) -> Settings:
         inner = integer(config, "mamba_d_ssm", 0, 1) if "mamba_d_ssm" in config else 1024
         inner = inner or InnerWidth("mamba_expand", "inner").from_hf(config)["inner"]
-        count, head = integer(config, "mamba_n_heads", 128, 1), config.get("mamba_d_head", "auto")
-        head = inner // count if head == "auto" else head
-        if not isinstance(head, int) or head * count != inner:
-            raise SpecError("config.mamba_d_head", f"{count} heads of {head!r} do not fill the inner width, {inner}")
-        return {f"{SSM}.inner": inner, f"{SSM}.head": head}
+        return {f"{SSM}.inner": inner, f"{SSM}.head": mamba_heads(config, inner)}
 
 
 FALCON_H1 = LLAMA.variant(

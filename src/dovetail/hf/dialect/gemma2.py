@@ -6,7 +6,7 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.hf.dialect.gemma import GEMMA
-from dovetail.hf.field import ACTIVATIONS, Choice, Config, Nullable, Settings, value_at
+from dovetail.hf.field import ACTIVATIONS, Choice, Config, Field, Nullable, Settings, value_at
 from dovetail.hf.layer import FULL, SLIDING, LayerTypes
 from dovetail.hf.table import Row
 from dovetail.model import Model
@@ -17,7 +17,7 @@ def default(config: Config, layer: int) -> str:
     return FULL if layer % 2 else SLIDING
 
 
-class QueryScale:
+class QueryScale(Field):
     """The number whose root divides the scores; our scale is null where it is the head size."""
 
     names = ("query_pre_attn_scalar",)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dovetail.hf.dialect.gemma import NORM
 from dovetail.hf.dialect.gemma2 import GEMMA2
-from dovetail.hf.expert import integer
-from dovetail.hf.field import Config, Copy, Nullable
+from dovetail.hf.field import Config, Copy, Nullable, integer
 from dovetail.hf.layer import FULL, SLIDING, LayerTypes, RotaryByType
 from dovetail.hf.table import Row
 

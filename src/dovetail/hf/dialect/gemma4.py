@@ -16,14 +16,14 @@ from typing import Any
 from dovetail.core.errors import SpecError
 from dovetail.hf.convert import CONCAT, Concat
 from dovetail.hf.dialect.gemma3 import GEMMA3
-from dovetail.hf.expert import depth_of, glu_rows, integer
-from dovetail.hf.field import ABSENT, ACTIVATIONS, Choice, Config, Copy, Settings, is_kind, value_at
-from dovetail.hf.layer import FULL, LAYER_TYPES, SLIDING, LayerTypes, RotaryByType
+from dovetail.hf.expert import glu_rows
+from dovetail.hf.field import ABSENT, ACTIVATIONS, Choice, Config, Copy, Field, Settings, depth_of, integer, is_kind, value_at
+from dovetail.hf.layer import FULL, LAYER_TYPES, SLIDING, LayerTypes, RotaryByType, all_but_every
 from dovetail.hf.rotary import LENGTH, ROTARY_FRACTION, Rotary
 from dovetail.hf.table import Row, Skip
 from dovetail.model import Model
 
-LAYERS, PERIOD, VOCAB, SHARING = "num_hidden_layers", 6, 262_144, "num_kv_shared_layers"
+LAYERS, VOCAB, SHARING = "num_hidden_layers", 262_144, "num_kv_shared_layers"
 HEAD, KV_HEADS, SAME, BY_LAYER = "head_dim", "num_key_value_heads", "attention_k_eq_v", "per_layer_config"
 FULL_HEAD, FULL_KV_HEADS = "global_head_dim", "num_global_key_value_heads"
 BOTH, MOE = "ffn:dense_and_experts", "layers.*.ffn:dense_and_experts.experts:moe"
@@ -36,11 +36,6 @@ ROPES = {
 }
 
 
-def default(config: Config, layer: int) -> str:
-    """Every sixth layer is full."""
-    return SLIDING if (layer + 1) % PERIOD else FULL
-
-
 class LastFull(LayerTypes):
     """The type of each layer; the last is full, whatever the list says."""
 
@@ -48,7 +43,7 @@ class LastFull(LayerTypes):
         return [*super().types(config)[:-1], FULL] if config.get(self.layers) else []
 
 
-TYPES = LastFull(LAYERS, default)
+TYPES = LastFull(LAYERS, all_but_every(6))
 
 
 def owners(config: Config) -> int:
@@ -59,7 +54,15 @@ def owners(config: Config) -> int:
     return depth - sharing
 
 
-class HeadSizes:
+def switched_on(config: Config, name: str) -> bool:
+    """Whether a field is true; it may be left out."""
+    value = config.get(name) or False
+    if not isinstance(value, bool):
+        raise SpecError(f"config.{name}", f"{value!r} is not true or false")
+    return value
+
+
+class HeadSizes(Field):
     """The size and the number of KV heads in sliding and in full layers, and whether values are keys in full ones."""
 
     names = (HEAD, KV_HEADS, FULL_HEAD, FULL_KV_HEADS, SAME, BY_LAYER)
@@ -78,9 +81,7 @@ class HeadSizes:
         return {**sizes, FULL_KV_HEADS: value_at(spec, f"layers.{full}.mixer.kv_heads") if sizes[SAME] else None}
 
     def from_hf(self, config: Config) -> Settings:
-        types, same = TYPES.types(config), config.get(SAME) or False
-        if not isinstance(same, bool):
-            raise SpecError(f"config.{SAME}", f"{same!r} is not true or false")
+        types, same = TYPES.types(config), switched_on(config, SAME)
         plain = {HEAD: config.get(HEAD), KV_HEADS: config.get(KV_HEADS)}
         sizes = [{**plain, **own} for own in self._overrides(config, types, same)]
         found: Settings = {}
@@ -135,7 +136,7 @@ class RotaryOfTypes(RotaryByType):
         return found
 
 
-class CausalText:
+class CausalText(Field):
     """Whether tokens see later ones: `vision` is for tokens of images, and a model of text is causal."""
 
     names = ("use_bidirectional_attention",)
@@ -150,7 +151,7 @@ class CausalText:
         return {}
 
 
-class PerLayer:
+class PerLayer(Field):
     """Per-layer embeddings: their channels, 0 for none. Their table has the rows of the vocabulary."""
 
     names = ("hidden_size_per_layer_input", "vocab_size_per_layer_input")
@@ -171,7 +172,7 @@ class PerLayer:
         return {f"layers.{i}": {"kind": "ple_block", "ple": one} for i, one in enumerate(ples)}
 
 
-class Experts:
+class Experts(Field):
     """Experts beside the dense feed-forward of every layer."""
 
     names = ("enable_moe_block", "num_experts", "top_k_experts", "moe_intermediate_size")
@@ -183,10 +184,8 @@ class Experts:
         return dict(zip(self.names, (True, *sizes), strict=True))
 
     def from_hf(self, config: Config) -> Settings:
-        on, width = config.get(self.names[0]) or False, config.get("hidden_size")
-        if not isinstance(on, bool):
-            raise SpecError(f"config.{self.names[0]}", f"{on!r} is not true or false")
-        if not on or not isinstance(width, int):
+        width = config.get("hidden_size")
+        if not switched_on(config, self.names[0]) or not isinstance(width, int):
             return {}
         experts, chosen, hidden = (config.get(name) for name in self.names[1:])
         router = {"kind": "softmax_router", "top_k": chosen, "norm": NORM, "input_scale": width**-0.5, "expert_scale": True}
@@ -199,7 +198,7 @@ class Experts:
         return {f"layers.{i}.ffn": ffn for i in range(depth_of(config, LAYERS))}
 
 
-class SharedKeys:
+class SharedKeys(Field):
     """The last layers use the keys and values of the last layer of their type before them; their feed-forward may be twice as
     wide."""
 
@@ -217,9 +216,7 @@ class SharedKeys:
 
     def from_hf(self, config: Config) -> Settings:
         types, first, hidden = TYPES.types(config), owners(config), integer(config, self.names[2], 1, 1)
-        wide = config.get(self.names[1]) or False
-        if not isinstance(wide, bool):
-            raise SpecError(f"config.{self.names[1]}", f"{wide!r} is not true or false")
+        wide = switched_on(config, self.names[1])
         found: Settings = {}
         for i, word in enumerate(types):
             size = 2 * hidden if wide and i >= first else hidden

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dovetail.hf.convert import CONCAT
-from dovetail.hf.dialect.llama import LLAMA
+from dovetail.hf.dialect.llama import LLAMA, MLP
 from dovetail.hf.field import Copy
 from dovetail.hf.rotary import Rotary
 from dovetail.hf.table import Row
-
-MLP = tuple(f"layers.{{}}.mlp.{name}_proj.{leaf}" for name in ("gate", "up", "down") for leaf in ("weight", "bias"))
 
 GLM = LLAMA.variant(
     "glm",

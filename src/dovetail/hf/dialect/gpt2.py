@@ -13,6 +13,8 @@ LAYER = {
     "mixer": MIXER,
     "ffn": {"kind": "mlp", "act": "gelu_tanh"},
 }
+# of a head over a whole text, which language models do not have
+SUMMARY = {f"summary_{name}" for name in ("activation", "first_dropout", "proj_to_labels", "type", "use_proj")}
 QKV = ("layers.{}.mixer.q", "layers.{}.mixer.k", "layers.{}.mixer.v")
 
 FIELDS = (
@@ -51,15 +53,7 @@ GPT2 = Dialect(
         "reorder_and_upcast_attn": False,
         "add_cross_attention": False,
     },
-    ignored=HOUSEKEEPING
-    | {
-        "n_ctx",  # n_positions under an older name
-        "summary_activation",
-        "summary_first_dropout",
-        "summary_proj_to_labels",
-        "summary_type",
-        "summary_use_proj",
-    },
+    ignored=HOUSEKEEPING | {"n_ctx", *SUMMARY},  # n_positions under an older name
     tensors=(
         Row("wte.weight", "embed.table"),
         Row("wpe.weight", "position.table"),

@@ -6,14 +6,14 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.hf.dialect.gpt2 import GPT2, QKV
-from dovetail.hf.field import ACTIVATIONS, Choice, Config, Implied, Settings, value_at
+from dovetail.hf.field import ACTIVATIONS, Choice, Config, Field, Implied, Settings, value_at
 from dovetail.hf.table import Row, rows
 from dovetail.model import Model
 
 KV_HEADS = "layers.*.mixer.kv_heads"
 
 
-class MultiQuery:
+class MultiQuery(Field):
     """One KV head, or as many as there are query heads."""
 
     names = ("multi_query",)

@@ -6,8 +6,7 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.hf.dialect.gpt2 import GPT2
-from dovetail.hf.expert import depth_of, integer
-from dovetail.hf.field import ACTIVATIONS, Choice, Config, Copy, Settings, value_at
+from dovetail.hf.field import ACTIVATIONS, Choice, Config, Copy, Field, Settings, depth_of, integer, value_at
 from dovetail.hf.layer import window_mask, window_of
 from dovetail.hf.table import Row, rows
 from dovetail.model import Model
@@ -16,7 +15,7 @@ TYPES, LAYERS, WINDOW = "attention_types", "num_layers", "window_size"
 DEFAULT_TYPES = [[["global", "local"], 12]]
 
 
-class AttentionTypes:
+class AttentionTypes(Field):
     """Lists of types with the number of times each is repeated; `attention_layers` is the same, written out."""
 
     names = (TYPES, "attention_layers", WINDOW)

@@ -19,7 +19,7 @@ FFN, ROUTER, LAYER = "layers.*.ffn", "layers.*.ffn.router", "layers.{}"
 YARN = {"factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 4096}
 
 
-class Rope(Rotary):
+class YarnRotary(Rotary):
     """RoPE with YaRN where the config has no parameters."""
 
     def from_hf(self, config: Config) -> Settings:
@@ -47,7 +47,7 @@ GPT_OSS = LLAMA.variant(
         Copy("num_local_experts", f"{FFN}.experts"),
         Copy("num_experts_per_tok", f"{ROUTER}.top_k"),
         Implied("experts_per_token", f"{ROUTER}.top_k", by=lambda config: config.get("num_experts_per_tok")),
-        Rope("layers.*.mixer.position"),
+        YarnRotary("layers.*.mixer.position"),
         Copy("swiglu_limit", f"{FFN}.limit"),
         BalanceLoss(f"{ROUTER}.balance_loss", "num_local_experts"),
     ),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.core.errors import SpecError
-from dovetail.hf.dialect.gpt2 import FIELDS
-from dovetail.hf.field import Config, Settings, value_at
+from dovetail.hf.dialect.gpt2 import FIELDS, SUMMARY
+from dovetail.hf.field import Config, Field, Settings, value_at
 from dovetail.hf.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, Skip, rows
 from dovetail.model import Model
 
@@ -19,7 +19,7 @@ LAYER = {
 }
 
 
-class RotaryDim:
+class RotaryDim(Field):
     """The number of rotated channels of a head; null is all of them."""
 
     names = ("rotary_dim",)
@@ -76,16 +76,5 @@ GPTJ = Dialect(
         Skip("*.attn.embed_positions", "rotary angles, computed from the config"),
     ),
     defaults={"rotary_dim": 64},
-    ignored=HOUSEKEEPING
-    | {
-        "n_positions",
-        "rotary",
-        "scale_attn_weights",
-        "summary_activation",
-        "summary_first_dropout",
-        "summary_proj_to_labels",
-        "summary_type",
-        "summary_use_proj",
-        "task_specific_params",
-    },
+    ignored=HOUSEKEEPING | {"n_positions", "rotary", "scale_attn_weights", *SUMMARY},
 )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dovetail.hf.convert import Concat
 from dovetail.hf.dialect.granite import GRANITE
+from dovetail.hf.dialect.llama import MLP
 from dovetail.hf.expert import DOWN, GATE_UP, BalanceLoss
 from dovetail.hf.field import Copy
 from dovetail.hf.table import Row
 
-MLP = tuple(f"layers.{{}}.mlp.{name}_proj.{leaf}" for name in ("gate", "up", "down") for leaf in ("weight", "bias"))
 MOE, BANK = "layers.{}.block_sparse_moe", "layers.{}.ffn.bank"
 EXPERTS = (
     Row(f"{MOE}.router.layer.weight", "layers.{}.ffn.router.out.weight"),

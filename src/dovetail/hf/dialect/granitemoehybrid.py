@@ -7,11 +7,11 @@ from typing import Any
 from dovetail.core.errors import SpecError
 from dovetail.hf.dialect.granite import AttentionMultiplier
 from dovetail.hf.dialect.granitemoeshared import GRANITEMOESHARED, shared_rows
-from dovetail.hf.expert import BalanceLoss, depth_of, integer
-from dovetail.hf.field import ABSENT, Config, Copy, Settings, is_kind, value_at
+from dovetail.hf.expert import BalanceLoss
+from dovetail.hf.field import ABSENT, Config, Copy, Field, Settings, depth_of, integer, is_kind, value_at
 from dovetail.hf.layer import FULL, LAYER_TYPES
 from dovetail.hf.rotary import Rotary
-from dovetail.hf.state_space import TIME_STEP_LIMIT, InnerWidth, TimeStepLimit, mamba2_rows
+from dovetail.hf.state_space import TIME_STEP_LIMIT, InnerWidth, TimeStepLimit, mamba2_rows, mamba_heads
 from dovetail.hf.table import Row
 from dovetail.model import Model
 
@@ -20,7 +20,7 @@ MAMBA, ATTENTION, MOE = "layers.*.mixer:mamba2", "layers.*.mixer:attention", "la
 MIXER, POSITION = "layers.{}.mixer", "position_embedding_type"
 
 
-class MixerTypes:
+class MixerTypes(Field):
     """The type of each layer: Mamba-2 or attention, which has RoPE where position_embedding_type is `rope`."""
 
     names = (LAYER_TYPES, "layers_block_type", POSITION)
@@ -46,7 +46,7 @@ class MixerTypes:
         return mixers if position == "rope" else {**mixers, **nope}
 
 
-class Experts:
+class RoutedExperts(Field):
     """Routed experts beside a shared one; without routed experts the shared one is a dense FFN."""
 
     names = ("num_local_experts", "shared_intermediate_size", "intermediate_size")
@@ -68,7 +68,7 @@ class Experts:
         return {"layers.*.ffn": {"kind": "moe", "router": "softmax_router", **sizes}}
 
 
-class MambaHeads:
+class MambaHeads(Field):
     """The number and size of Mamba-2 heads, which fill the inner width; `auto` is the size that fills it."""
 
     names = ("mamba_n_heads", "mamba_d_head")
@@ -79,12 +79,7 @@ class MambaHeads:
         return {"mamba_n_heads": inner // head, "mamba_d_head": head} if both else {}
 
     def from_hf(self, config: Config) -> Settings:
-        count, head = integer(config, "mamba_n_heads", 128, 1), config.get("mamba_d_head", "auto")
-        inner = InnerWidth("mamba_expand", "inner").from_hf(config)["inner"]
-        head = inner // count if head == "auto" else head
-        if not isinstance(head, int) or head * count != inner:
-            raise SpecError("config.mamba_d_head", f"{count} heads of {head!r} do not fill the inner width, {inner}")
-        return {f"{MAMBA}.head": head}
+        return {f"{MAMBA}.head": mamba_heads(config, InnerWidth("mamba_expand", "inner").from_hf(config)["inner"])}
 
 
 GRANITEMOEHYBRID = GRANITEMOESHARED.variant(
@@ -93,7 +88,7 @@ GRANITEMOEHYBRID = GRANITEMOESHARED.variant(
     without=("layers.{}.self_attn.o_proj.weight", "layers.{}.self_attn.o_proj.bias"),
     fields=(
         MixerTypes(),
-        Experts(),
+        RoutedExperts(),
         Copy("num_attention_heads", f"{ATTENTION}.heads"),
         Copy("num_key_value_heads", f"{ATTENTION}.kv_heads"),
         Copy("attention_dropout", f"{ATTENTION}.dropout"),

@@ -6,15 +6,14 @@ from typing import Any
 
 from dovetail.hf.convert import CONCAT
 from dovetail.hf.dialect.granitemoe import GRANITEMOE
-from dovetail.hf.expert import integer
-from dovetail.hf.field import ACTIVATIONS, Choice, Config, Settings, value_at
+from dovetail.hf.field import ACTIVATIONS, Choice, Config, Field, Settings, integer, value_at
 from dovetail.hf.table import Row
 from dovetail.model import Model
 
 SHARED = "layers.*.ffn.shared"
 
 
-class SharedSize:
+class SharedSize(Field):
     """The hidden size of the shared expert; 0 is none."""
 
     names = ("shared_intermediate_size",)

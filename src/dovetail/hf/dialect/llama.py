@@ -10,6 +10,8 @@ from dovetail.hf.table import HOUSEKEEPING, INV_FREQ, Dialect, Form, Row, rows
 from dovetail.model import Model
 
 NORM = {"kind": "rmsnorm", "eps": 1e-6}
+# names of the tensors of the ffn, for families that have others
+MLP = tuple(f"layers.{{}}.mlp.{name}_proj.{leaf}" for name in ("gate", "up", "down") for leaf in ("weight", "bias"))
 
 
 def _heads_divide_width(spec: Model) -> tuple[str, Any, str] | None:

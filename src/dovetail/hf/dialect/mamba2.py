@@ -6,14 +6,14 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.hf.dialect.mamba import MAMBA
-from dovetail.hf.field import Config, Copy, Settings, value_at
+from dovetail.hf.field import Config, Copy, Field, Settings, value_at
 from dovetail.hf.state_space import TIME_STEP_LIMIT, InnerWidth, TimeStepLimit, mamba2_rows, mamba_rows
 from dovetail.model import Model
 
 MIXER = "layers.{}.mixer"
 
 
-class HeadCount:
+class HeadCount(Field):
     """The number of heads, which fill the inner width."""
 
     names = ("num_heads",)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from dovetail.hf.classes import Classes, Pooling
+from dovetail.hf.classes import Classes, Pooling, classified
 from dovetail.hf.convert import CONCAT
-from dovetail.hf.field import ACTIVATIONS, Choice, Copy, Field
+from dovetail.hf.field import ACTIVATIONS, Choice, Copy
 from dovetail.hf.layer import FULL, SLIDING, LocalAttention, RotaryByType
 from dovetail.hf.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, rows
 
@@ -30,18 +28,8 @@ OF_LOSSES = {"sparse_prediction", "sparse_pred_ignore_index"}
 OF_KERNELS = {"deterministic_flash_attn", "reference_compile", "repad_logits_with_grad"}
 OLD = {"layer_norm_eps", "position_embedding_type"}  # norm_eps is the one that is read
 CLASSIFIER = {"act": "gelu", "norm": NORM, "dense_bias": False}
-
-
-def classified(kind: str, head: dict[str, Any], *fields: Field) -> Form:
-    """A classifier."""
-    return Form(
-        architecture=f"ModernBertFor{kind}Classification",
-        auto=f"AutoModelFor{kind}Classification",
-        head={"head": {**CLASSIFIER, **head}},
-        prefix="model.",
-        tensors=(*TRANSFORM, *rows("classifier", "head.out", "weight", "bias")),
-        fields=(*LAYER_OF_ITS_OWN, Classes(), Copy("classifier_dropout", "head.dropout"), *fields),
-    )
+CLASSIFIER_TENSORS = (*TRANSFORM, *rows("classifier", "head.out", "weight", "bias"))
+CLASSIFIER_FIELDS = (*LAYER_OF_ITS_OWN, Classes(), Copy("classifier_dropout", "head.dropout"))
 
 
 MODERNBERT = Dialect(
@@ -56,8 +44,17 @@ MODERNBERT = Dialect(
             tensors=(*TRANSFORM, Row("decoder.weight", "head.out.weight"), Row("decoder.bias", "head.bias")),
             fields=(*LAYER_OF_ITS_OWN, Copy("decoder_bias", "head.bias"), Copy("tie_word_embeddings", "head.tied")),
         ),
-        classified("Sequence", {"kind": "classifier"}, Pooling("classifier_pooling", "head.pooling")),
-        classified("Token", {"kind": "token_classifier"}),
+        classified(
+            "ModernBert",
+            "Sequence",
+            "model.",
+            {**CLASSIFIER, "kind": "classifier"},
+            CLASSIFIER_TENSORS,
+            (*CLASSIFIER_FIELDS, Pooling("classifier_pooling", "head.pooling")),
+        ),
+        classified(
+            "ModernBert", "Token", "model.", {**CLASSIFIER, "kind": "token_classifier"}, CLASSIFIER_TENSORS, CLASSIFIER_FIELDS
+        ),
     ),
     spec={
         "embed_norm": NORM,

@@ -7,7 +7,7 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.hf.convert import CONCAT
-from dovetail.hf.field import Config, Copy, Settings, value_at
+from dovetail.hf.field import Config, Copy, Field, Settings, value_at
 from dovetail.hf.table import HOUSEKEEPING, Dialect, Form, Row
 from dovetail.model import Model
 
@@ -23,7 +23,7 @@ ONLY = {
 SILENT = HOUSEKEEPING | {"attn_impl", "attn_uses_sequence_id", "is_encoder_decoder", "softmax_scale", "attn_pdrop"}
 
 
-class AttnConfig:
+class AttnConfig(Field):
     """The config of attention inside the config."""
 
     names = ("attn_config",)

@@ -9,8 +9,8 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.core.limits import CONFIG_LAYERS
-from dovetail.hf.expert import ExpertGroups, integer
-from dovetail.hf.field import ABSENT, ACTIVATIONS, Choice, Config, Copy, Settings, is_kind, value_at
+from dovetail.hf.expert import ExpertGroups
+from dovetail.hf.field import ABSENT, ACTIVATIONS, Choice, Config, Copy, Field, Settings, integer, is_kind, value_at
 from dovetail.hf.state_space import mamba2_rows
 from dovetail.hf.table import HOUSEKEEPING, Dialect, Form, Row, Skip, rows
 from dovetail.model import Model
@@ -57,7 +57,7 @@ def layer_types(config: Config) -> list[str]:
     return words
 
 
-class BlockTypes:
+class BlockTypes(Field):
     """The one branch of each layer."""
 
     names = (TYPES, PATTERN)
@@ -76,7 +76,7 @@ class BlockTypes:
         return mixers | {f"layers.{i}.ffn": BRANCHES[word][2] for i, word in enumerate(words)}
 
 
-class MambaHeads:
+class HeadsAndSize(Field):
     """The number and size of Mamba-2 heads, whose product is the inner width."""
 
     names = ("mamba_num_heads", "mamba_head_dim")
@@ -91,7 +91,7 @@ class MambaHeads:
         return {f"{MAMBA}.inner": count * head, f"{MAMBA}.head": head}
 
 
-class Latent:
+class Latent(Field):
     """The width in which experts work."""
 
     names = ("moe_latent_size",)
@@ -124,7 +124,7 @@ NEMOTRON_H = Dialect(
         BlockTypes(),
         Copy("vocab_size", "vocab"),
         Copy("hidden_size", "width"),
-        MambaHeads(),
+        HeadsAndSize(),
         Copy("ssm_state_size", f"{MAMBA}.state_size"),
         Copy("n_groups", f"{MAMBA}.groups", f"{MAMBA}.norm.groups"),
         Copy("conv_kernel", f"{MAMBA}.conv_size"),

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from dovetail.hf.dialect.olmo2 import OLMO2
-from dovetail.hf.field import Config
-from dovetail.hf.layer import FULL, SLIDING, LayerTypes, RotaryByType
+from dovetail.hf.layer import FULL, SLIDING, LayerTypes, RotaryByType, all_but_every
 
-
-def default(config: Config, layer: int) -> str:
-    """Every fourth layer is full."""
-    return SLIDING if (layer + 1) % 4 else FULL
-
-
-TYPES = LayerTypes("num_hidden_layers", default)
+TYPES = LayerTypes("num_hidden_layers", all_but_every(4))
 ROPES = RotaryByType(TYPES, {FULL: ("rope_theta", 5e5), SLIDING: ("rope_theta", 5e5)}, scaled=(FULL,))
 
 OLMO3 = OLMO2.variant(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dovetail.hf.dialect.llama import LLAMA, NORM
+from dovetail.hf.dialect.llama import LLAMA, MLP, NORM
 from dovetail.hf.expert import BalanceLoss, expert_rows
 from dovetail.hf.field import Copy
 from dovetail.hf.table import Row
-
-MLP = tuple(f"layers.{{}}.mlp.{name}_proj.{leaf}" for name in ("gate", "up", "down") for leaf in ("weight", "bias"))
 
 OLMOE = LLAMA.variant(
     "olmoe",

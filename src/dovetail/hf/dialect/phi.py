@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dovetail.hf.dialect.llama import LLAMA
+from dovetail.hf.dialect.llama import LLAMA, MLP
 from dovetail.hf.field import ACTIVATIONS, Choice, Copy, Switch
 from dovetail.hf.rotary import Rotary
 from dovetail.hf.table import LAYERNORM, Form, Row, rows
 
-MLP = tuple(f"layers.{{}}.mlp.{name}_proj.{leaf}" for name in ("gate", "up", "down") for leaf in ("weight", "bias"))
 OUT = tuple(f"layers.{{}}.self_attn.o_proj.{leaf}" for leaf in ("weight", "bias"))
 QK_NORM = "layers.*.mixer.qk_norm"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dovetail.hf.convert import CONCAT
-from dovetail.hf.dialect.llama import LLAMA
+from dovetail.hf.dialect.llama import LLAMA, MLP
 from dovetail.hf.field import Copy
 from dovetail.hf.layer import Window
 from dovetail.hf.rotary import Rotary
@@ -15,7 +15,7 @@ PHI3 = LLAMA.variant(
     without=(
         *("attention_bias", "mlp_bias", "pretraining_tp", "head_dim"),
         *(f"layers.{{}}.self_attn.{name}_proj.{leaf}" for name in "qkvo" for leaf in ("weight", "bias")),
-        *(f"layers.{{}}.mlp.{name}_proj.{leaf}" for name in ("gate", "up", "down") for leaf in ("weight", "bias")),
+        *MLP,
     ),
     fields=(
         Window(),

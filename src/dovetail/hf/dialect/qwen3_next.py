@@ -9,8 +9,8 @@ from typing import Any
 from dovetail.core.errors import SpecError
 from dovetail.hf.convert import CONCAT, DEPTHWISE
 from dovetail.hf.dialect.llama import LLAMA
-from dovetail.hf.expert import BalanceLoss, SparseLayers, depth_of, expert_fields, expert_rows, glu_rows, integer
-from dovetail.hf.field import Config, Copy, Settings, is_kind, value_at
+from dovetail.hf.expert import BalanceLoss, SparseLayers, expert_fields, expert_rows, glu_rows
+from dovetail.hf.field import Config, Copy, Field, Settings, depth_of, integer, is_kind, value_at
 from dovetail.hf.layer import FULL, LAYER_TYPES
 from dovetail.hf.rotary import Rotary
 from dovetail.hf.table import Ahead, Row, ahead_rows
@@ -37,7 +37,7 @@ SIZES = {  # of a gated DeltaNet layer
 }
 
 
-class MixerTypes:
+class DeltaNetLayers(Field):
     """The type of each layer: gated DeltaNet or attention."""
 
     names = (LAYER_TYPES, PERIOD)
@@ -60,7 +60,7 @@ BACKBONE = LLAMA.variant(
     layer={"norm": NORM, "mixer": {"gate": True, "qk_norm": NORM}, "ffn": FFN},
     without=("mlp_bias", "pretraining_tp"),
     fields=(
-        MixerTypes(),
+        DeltaNetLayers(),
         SparseLayers("num_hidden_layers"),
         *(Copy(theirs, f"{DELTA}.{ours}") for theirs, ours in SIZES.items()),
         Copy("num_attention_heads", f"{FULL_ONE}.heads"),

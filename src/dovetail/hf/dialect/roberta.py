@@ -6,15 +6,16 @@ import dataclasses as dc
 from typing import Any
 
 from dovetail.core.errors import SpecError
+from dovetail.hf.classes import classified
 from dovetail.hf.dialect.bert import BERT, CLASSIFIER, NORM, POOLER, POSITION_IDS, TIED
-from dovetail.hf.field import Config, Copy, Settings, value_at
+from dovetail.hf.field import Config, Copy, Field, Settings, value_at
 from dovetail.hf.table import LAYERNORM, Form, Row, Skip, rows
 from dovetail.model import Model
 
 PAD, LENGTH = "pad_token_id", "max_position_embeddings"
 
 
-class PositionTable:
+class PositionTable(Field):
     """A position table whose first pad_token_id + 1 rows are unused."""
 
     names = (PAD, LENGTH)
@@ -34,18 +35,6 @@ def _whole(config: Config, name: str) -> int:
     if type(value) is not int or value < 0:
         raise SpecError(f"config.{name}", f"{value!r} is not a whole number from 0")
     return value
-
-
-def classified(kind: str, tensors: tuple[Row, ...], head: dict[str, Any]) -> Form:
-    """A classifier."""
-    return Form(
-        architecture=f"RobertaFor{kind}Classification",
-        auto=f"AutoModelFor{kind}Classification",
-        head={"head": head},
-        prefix="roberta.",
-        tensors=tensors,
-        fields=CLASSIFIER,
-    )
 
 
 ROBERTA = BERT.variant(
@@ -72,14 +61,19 @@ ROBERTA = BERT.variant(
             fields=(Copy("layer_norm_eps", "head.norm.eps"), TIED),
         ),
         classified(
+            "Roberta",
             "Sequence",
+            "roberta.",
+            {"kind": "classifier", "act": "tanh"},
             (
                 *rows("classifier.dense", "head.dense", "weight", "bias"),
                 *rows("classifier.out_proj", "head.out", "weight", "bias"),
             ),
-            {"kind": "classifier", "act": "tanh"},
+            CLASSIFIER,
         ),
-        classified("Token", rows("classifier", "head.out", "weight", "bias"), {"kind": "token_classifier"}),
+        classified(
+            "Roberta", "Token", "roberta.", "token_classifier", rows("classifier", "head.out", "weight", "bias"), CLASSIFIER
+        ),
     ),
     spec={"position": {"kind": "learned", "length": 512, "offset": 2}},
     fields=(PositionTable(),),

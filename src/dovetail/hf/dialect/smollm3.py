@@ -7,13 +7,12 @@ from typing import Any
 from dovetail.core.errors import SpecError
 from dovetail.core.limits import CONFIG_LAYERS
 from dovetail.hf.dialect.llama import LLAMA
-from dovetail.hf.expert import integer
-from dovetail.hf.field import Config, Settings, value_at
+from dovetail.hf.field import Config, Field, Settings, integer, value_at
 from dovetail.hf.layer import FULL, SLIDING, WINDOW, LayerTypes
 from dovetail.model import Model
 
 
-class NoRope:
+class NoRope(Field):
     """1 for each layer with RoPE, 0 for each without."""
 
     names = ("no_rope_layers", "no_rope_layer_interval")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.hf.dialect.llama import LLAMA
+from dovetail.hf.dialect.llama import LLAMA, MLP
 from dovetail.hf.field import Copy
 from dovetail.hf.layer import Window
 from dovetail.hf.table import LAYERNORM, rows
@@ -16,7 +16,7 @@ STARCODER2 = LLAMA.variant(
     layer={"norm": "layernorm", "ffn": {"kind": "mlp", "act": "gelu_tanh"}},
     without=(
         *("attention_bias", "mlp_bias", "pretraining_tp", "head_dim", "rms_norm_eps", "norm.weight"),
-        *(f"layers.{{}}.mlp.{name}_proj.{leaf}" for name in ("gate", "up", "down") for leaf in ("weight", "bias")),
+        *MLP,
     ),
     fields=(
         Window(),

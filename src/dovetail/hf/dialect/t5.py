@@ -6,7 +6,7 @@ from typing import Any
 
 from dovetail.core.errors import SpecError
 from dovetail.hf.convert import TRANSPOSE
-from dovetail.hf.field import Config, Copy, Settings, value_at
+from dovetail.hf.field import Config, Copy, Field, Settings, value_at
 from dovetail.hf.gated import GatedActivation
 from dovetail.hf.table import HOUSEKEEPING, Dialect, Form, Row, Skip
 from dovetail.model import Model
@@ -37,7 +37,7 @@ def everywhere(places: tuple[str, ...], field: str) -> tuple[str, ...]:
     return tuple(f"{place}.{field}" for place in places)
 
 
-class OutputScale:
+class OutputScale(Field):
     """The decoder's output is scaled by 1/√width in T5, not in T5 1.1."""
 
     names = ("scale_decoder_outputs",)

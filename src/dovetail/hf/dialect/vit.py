@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.hf.classes import Classes
+from dovetail.hf.classes import Classes, classified
 from dovetail.hf.field import ACTIVATIONS, Choice, Copy, Implied
 from dovetail.hf.image import ATTENTION, EMBEDDINGS, Image
 from dovetail.hf.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Skip, rows
@@ -22,14 +22,7 @@ VIT = Dialect(
             head={"head": {"kind": "pooled_embedding", "pooling": "first", "dense": True}},
             tensors=rows("pooler.dense", "head.out", "weight", "bias"),
         ),
-        Form(
-            architecture="ViTForImageClassification",
-            auto="AutoModelForImageClassification",
-            head={"head": "classifier"},
-            prefix="vit.",
-            tensors=rows("classifier", "head.out", "weight", "bias"),
-            fields=(Classes(),),
-        ),
+        classified("ViT", "Image", "vit.", "classifier", rows("classifier", "head.out", "weight", "bias"), (Classes(),)),
     ),
     spec={
         "embed": "patches",

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dovetail.core.errors import SpecError
 from dovetail.hf.dialect.bart import attention
-from dovetail.hf.field import ACTIVATIONS, Choice, Config, Copy, Settings
+from dovetail.hf.field import ACTIVATIONS, Choice, Config, Copy, Field, Settings
 from dovetail.hf.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, Skip, rows
-from dovetail.model import Model
 
 OFFSET = 2
 MIXER = {"kind": "attention", "position": "none", "bias": True, "out_bias": True, "dropout": 0.1}
@@ -20,13 +17,10 @@ LAYER = {
 }
 
 
-class PaddingRow:
+class PaddingRow(Field):
     """Their table of sinusoids is zero at the row of the padding token, which no token may use."""
 
     names = ("pad_token_id",)
-
-    def to_hf(self, spec: Model) -> dict[str, Any]:
-        return {}
 
     def from_hf(self, config: Config) -> Settings:
         pad = config.get("pad_token_id")

@@ -55,8 +55,6 @@ def _empty(dtype: torch.dtype, *shape: int) -> Tensor:
 class Int8(Format):
     """Integers of 8 bits, symmetric, with a scale per output channel, or per group of inputs."""
 
-    bits: ClassVar[int] = 8
-
     group: int | None = None  # inputs that share a scale; None: all of an output channel
     dynamic: bool = False  # activations in 8 bits, too, with a scale per token
 
@@ -241,8 +239,6 @@ def _middles(dtype: torch.dtype, device: torch.device) -> Tensor:
 @register_format("fp8")
 class FP8(Format):
     """Floats of 8 bits: 4 of exponent, 3 of fraction."""
-
-    bits: ClassVar[int] = 8
 
     per: Literal["channel", "tensor"] = "channel"  # what has a scale
 

@@ -21,23 +21,16 @@ from math import isqrt
 import torch
 from torch import Tensor
 
-from dovetail.core.module import at_least_fp32
 from dovetail.core.rows import SequenceRows
-from dovetail.ops.implementation import chunk, reference
-from dovetail.ops.scan.pieces import cut, edges
+from dovetail.ops.implementation import chunk
+from dovetail.ops.scan.pieces import cut, edges, scanned
 
 LEAST = 16  # tokens of a chunk, however small the state
 
 
 def decay_scan(q: Tensor, k: Tensor, v: Tensor, g: Tensor, seq: SequenceRows, carry: Tensor | None) -> tuple[Tensor, Tensor]:
     """y (rows, n, heads, value) and the state afterwards; padding neither adds to the state nor decays it."""
-    dtype, wide = q.dtype, at_least_fp32(q.dtype)
-    q, k, v, g = q.to(wide), seq.only_real(k.to(wide)), v.to(wide), seq.only_real(g.to(wide))
-    if carry is None:
-        carry = v.new_zeros(v.shape[0], v.shape[2], k.shape[-1], v.shape[-1])
-    form = naive if reference() or q.shape[1] == 1 else chunked
-    y, carry = form(q, k, v, g, seq.document, carry.to(wide))
-    return y.to(dtype), carry
+    return scanned(naive, chunked, q, k, v, g, seq=seq, carry=carry, dtype=q.dtype)
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, g: Tensor, document: Tensor | None, carry: Tensor) -> tuple[Tensor, Tensor]:

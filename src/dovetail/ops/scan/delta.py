@@ -18,10 +18,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dovetail.core.module import at_least_fp32
 from dovetail.core.rows import SequenceRows
-from dovetail.ops.implementation import chunk, reference
-from dovetail.ops.scan.pieces import cut, edges
+from dovetail.ops.implementation import chunk
+from dovetail.ops.scan.pieces import cut, edges, scanned
 from dovetail.ops.scan.underflow import exp_or_zero
 
 
@@ -29,13 +28,7 @@ def delta_scan(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, seq: SequenceRows, carry: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """y (rows, n, heads, value) and the state afterwards; padding neither corrects the state nor decays it."""
-    dtype, wide = q.dtype, at_least_fp32(q.dtype)
-    q, k, v, g = q.to(wide), seq.only_real(k.to(wide)), v.to(wide), seq.only_real(g.to(wide))
-    if carry is None:
-        carry = q.new_zeros(q.shape[0], q.shape[2], k.shape[-1], v.shape[-1])
-    form = naive if reference() or q.shape[1] == 1 else chunked
-    y, carry = form(q, k, v, g, beta.to(wide), seq.document, carry.to(wide))
-    return y.to(dtype), carry
+    return scanned(naive, chunked, q, k, v, g, beta, seq=seq, carry=carry, dtype=q.dtype)
 
 
 def naive(

@@ -22,10 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.module import at_least_fp32
 from dovetail.core.rows import SequenceRows
-from dovetail.ops.implementation import chunk, reference
-from dovetail.ops.scan.pieces import cut, edges
+from dovetail.ops.implementation import chunk
+from dovetail.ops.scan.pieces import cut, edges, scanned
 from dovetail.ops.scan.underflow import exp_or_zero, zero_if_tiny
 
 
@@ -33,13 +32,7 @@ def gated_scan(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, seq: SequenceRows, carry: Tensor | None, bonus: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """y (rows, n, heads, value) and the state afterwards; padding neither adds to the state nor decays it."""
-    dtype, wide = v.dtype, at_least_fp32(v.dtype)
-    q, k, v, g = q.to(wide), seq.only_real(k.to(wide)), v.to(wide), seq.only_real(g.to(wide))
-    if carry is None:
-        carry = q.new_zeros(q.shape[0], q.shape[2], k.shape[-1], v.shape[-1])
-    form = naive if reference() or q.shape[1] == 1 else chunked
-    y, carry = form(q, k, v, g, bonus if bonus is None else bonus.to(wide), seq.document, carry.to(wide))
-    return y.to(dtype), carry
+    return scanned(naive, chunked, q, k, v, g, bonus, seq=seq, carry=carry, dtype=v.dtype)
 
 
 def naive(

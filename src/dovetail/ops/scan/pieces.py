@@ -8,11 +8,18 @@ Shapes: x (rows, n, …)   document (rows, n), numbered from 0 in each row; a ch
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from dovetail.core.module import at_least_fp32
+from dovetail.core.rows import SequenceRows
+from dovetail.ops.implementation import reference
+
+Form = Callable[..., tuple[Tensor, Tensor]]  # (q, k, v, g, *more, document, carry) -> y, the carry afterwards
 
 
 class Edges(NamedTuple):
@@ -22,6 +29,29 @@ class Edges(NamedTuple):
     reads: Tensor  # (rows, chunks, size) whether a token is of the document that the previous chunk ended with
     keeps: Tensor  # (rows, chunks, size) whether a token is of the document that its chunk ends with
     passes: Tensor  # (rows, chunks, 1) whether the carried state passes through the chunk
+
+
+def scanned(
+    naive: Form,
+    chunked: Form,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    *more: Tensor | None,
+    seq: SequenceRows,
+    carry: Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """y (rows, n, heads, value) in a dtype and the state afterwards, of a recurrence over S (rows, heads, key, value), computed
+    in float32 or wider; padding neither adds to the state nor decays it."""
+    wide = at_least_fp32(dtype)
+    q, k, v, g = q.to(wide), seq.only_real(k.to(wide)), v.to(wide), seq.only_real(g.to(wide))
+    if carry is None:
+        carry = v.new_zeros(v.shape[0], v.shape[2], k.shape[-1], v.shape[-1])
+    form = naive if reference() or q.shape[1] == 1 else chunked
+    y, carry = form(q, k, v, g, *(None if x is None else x.to(wide) for x in more), seq.document, carry.to(wide))
+    return y.to(dtype), carry
 
 
 def cut(x: Tensor, size: int) -> Tensor:

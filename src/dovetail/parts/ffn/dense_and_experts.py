@@ -9,7 +9,7 @@ Shapes: x, y (…, n, embed). Gemma 4 (2026).
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -33,8 +33,13 @@ class DenseAndExperts(Ffn):
     experts: Ffn = child("moe")
     norm: Norm = child("rmsnorm")
 
-    def module(self) -> type[Module]:
-        return DenseAndExpertsModule
+    SAMPLES = {
+        "dense": [{"kind": "glu", "hidden": 36}, {"kind": "mlp", "hidden": 44}],
+        "experts": [
+            {"kind": "moe", "experts": 4, "hidden": 20, "norm": "rmsnorm"},
+            {"kind": "moe", "experts": 6, "hidden": 12, "router": {"kind": "softmax_router", "norm": "rmsnorm"}},
+        ],
+    }
 
     def children(self) -> dict[str, Part]:
         return {"dense": self.dense, "experts": self.experts, **dict.fromkeys(NORMS, self.norm)}
@@ -46,14 +51,8 @@ class DenseAndExperts(Ffn):
         reading = [name for name, part in (("dense", self.dense), ("experts", self.experts)) if part.reads(scope)]
         return [Problem(name, "reads values of the model, which only branches of a block receive") for name in reading]
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        experts = {"kind": "moe", "experts": 4, "hidden": 20, "norm": "rmsnorm"}
-        wide = {"kind": "moe", "experts": 6, "hidden": 12, "router": {"kind": "softmax_router", "norm": "rmsnorm"}}
-        return {"dense": [{"kind": "glu", "hidden": 36}, {"kind": "mlp", "hidden": 44}], "experts": [experts, wide]}
 
-
-class DenseAndExpertsModule(Module):
+class DenseAndExpertsModule(Module, of=DenseAndExperts):
     """x (…, n, embed) -> like x."""
 
     dense: Module

@@ -9,8 +9,6 @@ Dauphin et al. 2016; Shazeer 2020; Zuo et al. 2025 (Falcon-H1).
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
@@ -41,20 +39,20 @@ class Glu(Ffn):
     gate_multiplier: float = bounded(1.0, above=0, at_most=MAX_FACTOR)
     dropout: float = bounded(0.0, at_least=0, below=1)
 
-    def module(self) -> type[Module]:
-        return GluModule
+    tp_region = True
+    SAMPLES = {"hidden": [44, 36], "bias": [False, True], "gate_multiplier": [1.0, 0.7], "dropout": [0.0, 0.2]}
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(ffn=usual_hidden(scope.size("embed")) if self.hidden is None else self.hidden)
 
     def weights(self, scope: Scope) -> list[Weight]:
         inner, outer = ("ffn",), ("embed",)
-        declared = [Weight(name=f"{name}.weight", out=inner, inp=outer) for name in ("gate", "up")]
-        declared += [Weight(name="down.weight", out=outer, inp=inner)]
-        if self.bias:
-            declared += [Weight(name=f"{name}.bias", out=inner, init="zeros", role="bias") for name in ("gate", "up")]
-            declared += [Weight(name="down.bias", out=outer, init="zeros", role="bias", tp="once")]
-        return declared
+        return [
+            *(Weight(name=f"{name}.weight", out=inner, inp=outer) for name in ("gate", "up")),
+            Weight(name="down.weight", out=outer, inp=inner),
+            *(Weight(name=f"{name}.bias", out=inner, init="zeros", role="bias") for name in ("gate", "up") if self.bias),
+            *([Weight(name="down.bias", out=outer, init="zeros", role="bias", tp="once")] if self.bias else []),
+        ]
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         hidden, usual = scope.size("ffn"), 8 * scope.size("embed") / 3
@@ -65,15 +63,8 @@ class Glu(Ffn):
     def together(self) -> tuple[str, ...]:
         return ("gate", "up")
 
-    def tp_region(self) -> bool:
-        return True
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"hidden": [44, 36], "bias": [False, True], "gate_multiplier": [1.0, 0.7], "dropout": [0.0, 0.2]}
-
-
-class GluModule(Module):
+class GluModule(Module, of=Glu):
     """x (…, embed) -> like x."""
 
     part: Glu
@@ -82,7 +73,7 @@ class GluModule(Module):
     down: Linear
 
     def setup(self) -> None:
-        self.act, self.factor = self.part.act.function(), self.part.gate_multiplier
+        self.act, self.factor = self.part.act.function, self.part.gate_multiplier
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
         gate, up = together(x, self.joint, self.gate, self.up)

@@ -7,8 +7,6 @@ Vaswani et al. 2017.
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
@@ -33,34 +31,26 @@ class Mlp(Ffn):
     bias: bool = True
     dropout: float = bounded(0.0, at_least=0, below=1)
 
-    def module(self) -> type[Module]:
-        return MlpModule
+    tp_region = True
+    SAMPLES = {"hidden": [44, 36], "bias": [True, False], "dropout": [0.0, 0.2]}
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(ffn=4 * scope.size("embed") if self.hidden is None else self.hidden)
 
     def weights(self, scope: Scope) -> list[Weight]:
-        up = Weight(name="up.weight", out=("ffn",), inp=("embed",))
-        down = Weight(name="down.weight", out=("embed",), inp=("ffn",))
-        if not self.bias:
-            return [up, down]
-        up_bias = Weight(name="up.bias", out=("ffn",), init="zeros", role="bias")
-        down_bias = Weight(name="down.bias", out=("embed",), init="zeros", role="bias", tp="once")
-        return [up, up_bias, down, down_bias]
+        return [
+            Weight(name="up.weight", out=("ffn",), inp=("embed",)),
+            *([Weight(name="up.bias", out=("ffn",), init="zeros", role="bias")] if self.bias else []),
+            Weight(name="down.weight", out=("embed",), inp=("ffn",)),
+            *([Weight(name="down.bias", out=("embed",), init="zeros", role="bias", tp="once")] if self.bias else []),
+        ]
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         hidden, usual = scope.size("ffn"), 4 * scope.size("embed")
         return [] if hidden == usual else [Problem("hidden", f"{hidden} is not the usual 4·width = {usual} of a plain ffn")]
 
-    def tp_region(self) -> bool:
-        return True
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"hidden": [44, 36], "bias": [True, False], "dropout": [0.0, 0.2]}
-
-
-class MlpModule(Module):
+class MlpModule(Module, of=Mlp):
     """x (…, embed) -> like x."""
 
     part: Mlp
@@ -68,7 +58,7 @@ class MlpModule(Module):
     down: Linear
 
     def setup(self) -> None:
-        self.act = self.part.act.function()
+        self.act = self.part.act.function
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
         hidden = ctx.dropout(ctx.tap(self, "hidden", self.act(self.up(x))), self.part.dropout, self, axes=("ffn",))

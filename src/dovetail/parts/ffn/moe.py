@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ from dovetail.core.field import bounded
 from dovetail.core.group import Act, Ffn, Norm, Router
 from dovetail.core.linear import Linear
 from dovetail.core.module import Module
-from dovetail.core.part import Mistake, Part, Problem, child, register
+from dovetail.core.part import Mistake, Part, Problem, broken, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 from dovetail.ops.expert import combine, dispatch, gather
@@ -61,8 +61,17 @@ class MoE(Ffn):
     shared_gate: bool = False
     norm: Norm | None = None  # of what the experts read; the router reads x
 
-    def module(self) -> type[Module]:
-        return MoEModule
+    SAMPLES = {
+        "experts": [4, 6],
+        "hidden": [20, 12],
+        "gated": [True, False],
+        "bias": [False, True],
+        "limit": [None, 0.8],
+        "plus_one": [False, True],
+        "latent": [None, 16],
+        "shared": [None, {"kind": "glu", "hidden": 36}],
+        "shared_gate": [False, True],
+    }
 
     def children(self) -> dict[str, Part]:
         optional = {"norm": self.norm, "shared": self.shared}
@@ -80,39 +89,26 @@ class MoE(Ffn):
 
     def weights(self, scope: Scope) -> list[Weight]:
         embed, latent = ("embed",), ("latent",)
-        declared = [Weight(name="shared_gate.weight", out=("gates",), inp=embed)] if self.shared_gate else []
-        if self.latent is not None:
-            declared += [Weight(name="to_latent.weight", out=latent, inp=embed)]
-            declared += [Weight(name="from_latent.weight", out=embed, inp=latent)]
-        return declared
+        both = [
+            Weight(name="to_latent.weight", out=latent, inp=embed),
+            Weight(name="from_latent.weight", out=embed, inp=latent),
+        ]
+        return [
+            *([Weight(name="shared_gate.weight", out=("gates",), inp=embed)] if self.shared_gate else []),
+            *([] if self.latent is None else both),
+        ]
 
     def check(self, scope: Scope) -> list[Problem]:
-        problems: list[Problem] = []
-        if not self.gated and (self.limit is not None or self.plus_one):
-            field = "plus_one" if self.limit is None else "limit"
-            problems.append(Problem(field, "needs a gated expert", "set gated: true"))
-        if self.shared_gate and self.shared is None:
-            problems.append(Problem("shared_gate", "there is no shared expert to gate", "set `shared`"))
-        if isinstance(self.shared, MoE):
-            problems.append(Problem("shared", "a shared expert has no router", "use glu or mlp"))
-        return problems
-
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {
-            "experts": [4, 6],
-            "hidden": [20, 12],
-            "gated": [True, False],
-            "bias": [False, True],
-            "limit": [None, 0.8],
-            "plus_one": [False, True],
-            "latent": [None, 16],
-            "shared": [None, {"kind": "glu", "hidden": 36}],
-            "shared_gate": [False, True],
-        }
+        field = "plus_one" if self.limit is None else "limit"
+        changes_gate = self.limit is not None or self.plus_one
+        return broken(
+            (changes_gate and not self.gated, field, "needs a gated expert", "set gated: true"),
+            (self.shared_gate and self.shared is None, "shared_gate", "there is no shared expert to gate", "set `shared`"),
+            (isinstance(self.shared, MoE), "shared", "a shared expert has no router", "use glu or mlp"),
+        )
 
 
-class MoEModule(Module):
+class MoEModule(Module, of=MoE):
     """x (…, n, embed) -> like x."""
 
     part: MoE
@@ -147,8 +143,7 @@ class Bank(Part):
 
     of: MoE
 
-    def module(self) -> type[Module]:
-        return BankModule
+    tp_region = True
 
     def children(self) -> dict[str, Part]:
         return {}
@@ -160,22 +155,20 @@ class Bank(Part):
         experts, inner, outer = ("experts",), ("ffn",), ("embed",) if self.of.latent is None else ("latent",)
         used = Fraction(self.of.router.choices(), self.of.experts)
         first = ("gate", "up") if self.of.gated else ("up",)
-        declared = [Weight(name=f"{name}.weight", batch=experts, out=inner, inp=outer, used=used) for name in first]
-        declared += [Weight(name="down.weight", batch=experts, out=outer, inp=inner, used=used)]
-        if self.of.bias:
-            bias = {"batch": experts, "init": "zeros", "role": "bias", "used": used}
-            declared += [Weight(name=f"{name}.bias", out=inner, **bias) for name in first]
-            declared += [Weight(name="down.bias", out=outer, tp="once", **bias)]
-        return [*declared, Weight(name="expert_number", out=experts, role="const", dtype="int64")]
+        bias = {"batch": experts, "init": "zeros", "role": "bias", "used": used}
+        return [
+            *(Weight(name=f"{name}.weight", batch=experts, out=inner, inp=outer, used=used) for name in first),
+            Weight(name="down.weight", batch=experts, out=outer, inp=inner, used=used),
+            *(Weight(name=f"{name}.bias", out=inner, **bias) for name in first if self.of.bias),
+            *([Weight(name="down.bias", out=outer, tp="once", **bias)] if self.of.bias else []),
+            Weight(name="expert_number", out=experts, role="const", dtype="int64"),
+        ]
 
     def constant(self, name: str, scope: Scope) -> Tensor:
         return torch.arange(self.of.experts)
 
-    def tp_region(self) -> bool:
-        return True
 
-
-class BankModule(Module):
+class BankModule(Module, of=Bank):
     """x (…, n, embed or latent), chosen and weights (…, n, k) -> like x."""
 
     part: Bank
@@ -185,7 +178,7 @@ class BankModule(Module):
     expert_number: Tensor
 
     def setup(self) -> None:
-        self.act, self.experts = self.part.of.act.function(), self.scope.size("experts")
+        self.act, self.experts = self.part.of.act.function, self.scope.size("experts")
 
     def forward(self, x: Tensor, ctx: Ctx, chosen: Tensor, weights: Tensor) -> Tensor:
         of, here, k = self.part.of, len(self.expert_number), chosen.shape[-1]

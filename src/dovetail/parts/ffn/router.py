@@ -24,7 +24,7 @@ Shapes: x (…, n, embed)   logits, s (…, n, experts)   chosen, weights (…, 
 from __future__ import annotations
 
 import dataclasses as dc
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ from dovetail.core.field import MAX_FACTOR, bounded
 from dovetail.core.group import Norm, Router, RouterModule
 from dovetail.core.linear import Linear
 from dovetail.core.module import Module, at_least_fp32
-from dovetail.core.part import Mistake, Problem, register
+from dovetail.core.part import Mistake, Problem, broken, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
@@ -71,20 +71,37 @@ class TopK(Router):
 
     best: ClassVar[int]  # the number of experts whose scores sum to the score of a group
 
+    SAMPLES = {
+        "top_k": [2, 1, 4],
+        "normalize": [True, False],
+        "scale": [1.0, 1.7],
+        "bias": [False, True],
+        "input_scale": [1.0, 0.4],
+        "expert_scale": [False, True],
+        "groups": [1, 2, 3],
+        "top_groups": [1, 2],
+        "noise": [0.0, 2.5],
+        "balance_loss": [0.0, 0.03],
+        "z_loss": [0.0, 0.01],
+        "balance_bias": [False, True],
+        "capacity": [None, 0.1],
+    }
+
     def choices(self) -> int:
         return self.top_k
 
     def weights(self, scope: Scope) -> list[Weight]:
         experts = ("experts",)
-        declared = [Weight(name="out.weight", out=experts, inp=("embed",), readout=True)]
-        if self.bias:
-            declared += [Weight(name="out.bias", out=experts, init="zeros", role="bias")]
-        if self.expert_scale:
-            declared += [Weight(name="expert_scale", out=experts, init="ones", role="gate")]
-        if self.balance_bias:
-            declared += [Weight(name="balance", out=experts, init="zeros", role="updated")]
-            declared += [Weight(name="load", out=experts, role="const")]
-        return declared
+        balance = [
+            Weight(name="balance", out=experts, init="zeros", role="updated"),
+            Weight(name="load", out=experts, role="const"),
+        ]
+        return [
+            Weight(name="out.weight", out=experts, inp=("embed",), readout=True),
+            *([Weight(name="out.bias", out=experts, init="zeros", role="bias")] if self.bias else []),
+            *([Weight(name="expert_scale", out=experts, init="ones", role="gate")] if self.expert_scale else []),
+            *(balance if self.balance_bias else []),
+        ]
 
     def constant(self, name: str, scope: Scope) -> Tensor:
         return torch.zeros(scope.size("experts"))
@@ -93,50 +110,29 @@ class TopK(Router):
         experts = scope.size("experts")
         if self.top_k > experts:
             return [Problem("top_k", f"{self.top_k} is more than the {experts} experts")]
-        problems: list[Problem] = []
-        if self.balance_loss and self.top_k == experts:
-            what = "every token chooses every expert, so the load is always even"
-            problems.append(Problem("balance_loss", what, "use 0 for none"))
-        return problems + self.check_groups(experts)
+        even = "every token chooses every expert, so the load is always even"
+        all_chosen = bool(self.balance_loss) and self.top_k == experts
+        return broken((all_chosen, "balance_loss", even, "use 0 for none")) + self.check_groups(experts)
 
     def check_groups(self, experts: int) -> list[Problem]:
         """The problems of `groups` and `top_groups`: they must divide the experts and limit the choice."""
-        if experts % self.groups:
-            return [Problem("groups", f"{self.groups} does not divide {experts} experts")]
-        if self.groups == 1:
-            return [] if self.top_groups == 1 else [Problem("top_groups", "there is one group", "set `groups`")]
-        size = experts // self.groups
-        if self.top_groups >= self.groups:
-            return [
-                Problem("top_groups", f"{self.top_groups} is not between 1 and {self.groups - 1}", "use fewer than all groups")
-            ]
-        if size < self.best:
-            what = f"a group of {size} experts has no best {self.best}, whose scores sum to the group's"
-            return [Problem("groups", what, "use fewer groups")]
-        if self.best == 1 and self.top_groups >= self.top_k:
-            what = f"the best {self.top_k} experts are always in the best {self.top_k} groups, so this has no effect"
-            return [Problem("top_groups", what, "use fewer than top_k")]
-        if self.top_k > self.top_groups * size:
-            return [Problem("top_k", f"{self.top_groups} groups of {size} experts are fewer than {self.top_k} experts")]
-        return []
-
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {
-            "top_k": [2, 1, 4],
-            "normalize": [True, False],
-            "scale": [1.0, 1.7],
-            "bias": [False, True],
-            "input_scale": [1.0, 0.4],
-            "expert_scale": [False, True],
-            "groups": [1, 2, 3],
-            "top_groups": [1, 2],
-            "noise": [0.0, 2.5],
-            "balance_loss": [0.0, 0.03],
-            "z_loss": [0.0, 0.01],
-            "balance_bias": [False, True],
-            "capacity": [None, 0.1],
-        }
+        groups, best, size = self.groups, self.top_groups, max(experts // self.groups, 1)
+        several, chosen = groups > 1, self.top_k
+        few = f"a group of {size} experts has no best {self.best}, whose scores sum to the group's"
+        idle = f"the best {chosen} experts are always in the best {chosen} groups, so this has no effect"
+        return broken(
+            (experts % groups, "groups", f"{groups} does not divide {experts} experts", ""),
+            (not several and best != 1, "top_groups", "there is one group", "set `groups`"),
+            (
+                several and best >= groups,
+                "top_groups",
+                f"{best} is not between 1 and {groups - 1}",
+                "use fewer than all groups",
+            ),
+            (several and size < self.best, "groups", few, "use fewer groups"),
+            (several and self.best == 1 and best >= chosen, "top_groups", idle, "use fewer than top_k"),
+            (several and chosen > best * size, "top_k", f"{best} groups of {size} experts are fewer than {chosen} experts", ""),
+        )[:1]
 
     def excepts(self, scope: Scope) -> dict[str, str]:
         if self.top_k > 1 or not self.normalize or self.balance_loss or self.z_loss:
@@ -249,14 +245,11 @@ class SoftmaxRouter(TopK):
 
     best = 1
 
-    def module(self) -> type[Module]:
-        return SoftmaxRouterModule
-
     def idle(self, scope: Scope) -> frozenset[str]:
         return frozenset({"normalize"} if self.top_k == scope.size("experts") else ())  # the probs of all experts sum to 1
 
 
-class SoftmaxRouterModule(TopKModule):
+class SoftmaxRouterModule(TopKModule, of=SoftmaxRouter):
     """x (…, n, embed) -> chosen, weights (…, n, top_k)."""
 
     def scores(self, logits: Tensor) -> Tensor:
@@ -272,11 +265,8 @@ class SigmoidRouter(TopK):
 
     best = 2
 
-    def module(self) -> type[Module]:
-        return SigmoidRouterModule
 
-
-class SigmoidRouterModule(TopKModule):
+class SigmoidRouterModule(TopKModule, of=SigmoidRouter):
     """x (…, n, embed) -> chosen, weights (…, n, top_k)."""
 
     def scores(self, logits: Tensor) -> Tensor:

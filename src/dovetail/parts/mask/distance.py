@@ -11,7 +11,7 @@ q and k are positions within a document.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -55,9 +55,6 @@ class Causal(Mask):
     def band(self) -> Band | None:
         return Band(None, 0)
 
-    def relative(self) -> bool:
-        return True
-
 
 @register("window")
 class Window(Mask):
@@ -67,6 +64,8 @@ class Window(Mask):
 
     size: int = bounded(256, above=0)
     keep: int = bounded(0, at_least=0)
+
+    SAMPLES = {"size": [5, 8], "keep": [0, 2]}
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         near = distance(q, k).abs() < self.size
@@ -86,13 +85,6 @@ class Window(Mask):
     def band(self) -> Band | None:
         return None if self.keep else Band(self.size - 1, self.size - 1)
 
-    def relative(self) -> bool:
-        return self.keep == 0
-
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"size": [5, 8], "keep": [0, 2]}
-
 
 @register("prefix")
 class Prefix(Mask):
@@ -100,6 +92,8 @@ class Prefix(Mask):
 
     joins: ClassVar[Literal["all", "any"]] = "any"
     length: int = bounded(64, above=0)
+
+    SAMPLES = {"length": [4, 7]}
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         shape = torch.broadcast_shapes(q.order.shape[:-1], k.order.shape[:-1])
@@ -117,16 +111,14 @@ class Prefix(Mask):
     def kept(self) -> int:
         return self.length
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"length": [4, 7]}
-
 
 @register("global_tokens")
 class GlobalTokens(Mask):
     """Global tokens: the first `tokens` see every token, and every token sees them."""
 
     tokens: int = bounded(1, above=0)
+
+    SAMPLES = {"tokens": [2, 5]}
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         return ((q.order < self.tokens)[..., :, None] | (k.order < self.tokens)[..., None, :])[..., None, :, :]
@@ -141,10 +133,6 @@ class GlobalTokens(Mask):
     def kept(self) -> int:
         return self.tokens
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"tokens": [2, 5]}
-
 
 @register("block_local")
 class BlockLocal(Mask):
@@ -152,6 +140,8 @@ class BlockLocal(Mask):
 
     size: int = bounded(64, above=0)
     back: int = bounded(0, at_least=0)
+
+    SAMPLES = {"size": [4, 6], "back": [0, 1]}
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         apart = (q.order // self.size)[..., :, None] - (k.order // self.size)[..., None, :]
@@ -163,7 +153,3 @@ class BlockLocal(Mask):
 
     def reach(self) -> int | None:
         return self.size * (self.back + 1)
-
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"size": [4, 6], "back": [0, 1]}

@@ -39,9 +39,6 @@ class Full(Mask):
     def band(self) -> Band | None:
         return Band(None, None)
 
-    def relative(self) -> bool:
-        return True
-
 
 class Joined(Mask):
     """The base of masks made of several masks."""
@@ -78,6 +75,8 @@ class AllOf(Joined):
 
     masks: tuple[Mask, ...] = ()
 
+    SAMPLES = {"masks": [[{"kind": "window", "size": 7}, {"kind": "block_local", "size": 5}], [{"kind": "strided", "step": 2}]]}
+
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         visible = self.masks[0].visible(q, k, heads)
         for mask in self.masks[1:]:
@@ -111,18 +110,19 @@ class AllOf(Joined):
     def to_data(self) -> Any:
         return [mask.to_data() for mask in self.masks] if len(self.masks) > 1 else super().to_data()
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {
-            "masks": [[{"kind": "window", "size": 7}, {"kind": "block_local", "size": 5}], [{"kind": "strided", "step": 2}]]
-        }
-
 
 @register("any_of")
 class AnyOf(Joined):
     """The keys that at least one of the masks allows."""
 
     masks: tuple[Mask, ...] = ()
+
+    SAMPLES = {
+        "masks": [
+            [{"kind": "window", "size": 3}, {"kind": "global_tokens", "tokens": 2}],
+            [{"kind": "strided", "step": 3}, {"kind": "block_local", "size": 4}],
+        ]
+    }
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         visible = self.masks[0].visible(q, k, heads)
@@ -146,21 +146,19 @@ class AnyOf(Joined):
     def to_data(self) -> Any:
         return {"any": [mask.to_data() for mask in self.masks]}
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {
-            "masks": [
-                [{"kind": "window", "size": 3}, {"kind": "global_tokens", "tokens": 2}],
-                [{"kind": "strided", "step": 3}, {"kind": "block_local", "size": 4}],
-            ]
-        }
-
 
 @register("by_head")
 class ByHead(Joined):
     """A mask per head: head h has mask h mod count (Sparse Transformer, Child et al. 2019)."""
 
     masks: tuple[Mask, ...] = ()
+
+    SAMPLES = {
+        "masks": [
+            [{"kind": "window", "size": 4}, {"kind": "strided", "step": 3}],
+            [{"kind": "block_local", "size": 3}, "full"],
+        ]
+    }
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         each = [mask.visible(q, k, heads) for mask in self.masks]
@@ -191,15 +189,6 @@ class ByHead(Joined):
 
     def for_head(self, head: int) -> Mask:
         return self.masks[head % len(self.masks)].for_head(head)
-
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {
-            "masks": [
-                [{"kind": "window", "size": 4}, {"kind": "strided", "step": 3}],
-                [{"kind": "block_local", "size": 3}, "full"],
-            ]
-        }
 
 
 def _least(bounds: list[int | None]) -> int | None:

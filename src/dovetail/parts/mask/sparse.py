@@ -33,6 +33,8 @@ class Strided(Mask):
 
     step: int = bounded(64, at_least=2)
 
+    SAMPLES = {"step": [2, 3]}
+
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         return distance(q, k) % self.step == 0
 
@@ -45,10 +47,6 @@ class Strided(Mask):
     def relative(self) -> bool:
         return True
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"step": [2, 3]}
-
 
 @register("dilated")
 class Dilated(Mask):
@@ -56,6 +54,8 @@ class Dilated(Mask):
 
     size: int = bounded(64, above=0)
     step: int = bounded(2, at_least=2)
+
+    SAMPLES = {"size": [3, 5], "step": [2, 3]}
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         apart = distance(q, k)
@@ -75,10 +75,6 @@ class Dilated(Mask):
     def relative(self) -> bool:
         return True
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"size": [3, 5], "step": [2, 3]}
-
 
 def _same_residue(q: Span, k: Span, step: int) -> Fill:
     """The fill of a tile whose tokens are sorted by residue: most tiles have one residue, and are full or empty."""
@@ -96,6 +92,8 @@ class RandomBlocks(Mask):
     size: int = bounded(64, above=0)
     count: int = bounded(2, above=0, at_most=MAX_PICKS)
     seed: int = bounded(0, at_least=0)
+
+    SAMPLES = {"size": [3, 4], "count": [1, 2], "seed": [0, 7]}
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         a, b = q.order // self.size, k.order // self.size
@@ -115,10 +113,6 @@ class RandomBlocks(Mask):
         picked = any(pick in b for block in a for pick in _picks(block, self.count, self.seed))
         picked = picked or any(pick in a for block in b for pick in _picks(block, self.count, self.seed))
         return Fill.EMPTY if not picked else Fill.FULL if len(a) == len(b) == 1 else Fill.PART
-
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"size": [3, 4], "count": [1, 2], "seed": [0, 7]}
 
 
 @lru_cache(maxsize=2**16)

@@ -12,7 +12,7 @@ Shapes: x (…, n, embed)   y (…, m, source)   q, k (…, n or m, heads, hidde
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Mask
 from dovetail.core.linear import Linear
-from dovetail.core.module import Module, at_least_fp32
+from dovetail.core.module import at_least_fp32
 from dovetail.core.part import Part, Problem, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.softmax import CrossModule, SoftmaxCross, SoftmaxMixer, ValuedModule
@@ -38,6 +38,8 @@ class TokenValued(SoftmaxMixer):
     TAPS = ("q", "pattern", "z", "out")
 
     source: ClassVar[str] = "embed"  # the axis of those tokens
+
+    SAMPLES = {"heads": [2, 4]}
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(heads=self.heads)
@@ -57,10 +59,6 @@ class TokenValued(SoftmaxMixer):
     def check(self, scope: Scope) -> list[Problem]:
         return self.check_mask(scope)
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"heads": [2, 4]}
-
 
 class Additive(TokenValued):
     """Scores from an MLP with one hidden layer."""
@@ -68,6 +66,8 @@ class Additive(TokenValued):
     TAPS = ("q", "k", "pattern", "z", "out")
 
     hidden: int | None
+
+    SAMPLES = {**TokenValued.SAMPLES, "hidden": [10, 7]}
 
     def axes(self, scope: Scope) -> Scope:
         return super().axes(scope).add(hidden=scope.size("embed") if self.hidden is None else self.hidden)
@@ -88,10 +88,6 @@ class Additive(TokenValued):
         each = 2 * self.heads * (scope.size("hidden") + scope.size(self.source))
         return each * n * n, each * pairs(self.visibility(), n)
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {**super().samples(), "hidden": [10, 7]}
-
 
 @register("additive_attention")
 class AdditiveAttention(Additive):
@@ -100,9 +96,6 @@ class AdditiveAttention(Additive):
     heads: int = bounded(1, above=0, widens=True)
     mask: Mask = child("causal")
     hidden: int | None = bounded(None, above=0, widens=True)  # None: the width
-
-    def module(self) -> type[Module]:
-        return AdditiveAttentionModule
 
 
 @register("additive_cross_attention")
@@ -115,11 +108,8 @@ class AdditiveCrossAttention(SoftmaxCross, Additive):
     source = "encoder"
     own = "additive_attention"
 
-    def module(self) -> type[Module]:
-        return AdditiveCrossModule
 
-
-class AdditiveAttentionModule(ValuedModule):
+class AdditiveAttentionModule(ValuedModule, of=AdditiveAttention):
     """x (…, n, embed) -> like x."""
 
     part: Additive
@@ -161,7 +151,7 @@ class AdditiveAttentionModule(ValuedModule):
         return (hidden.flatten(-3, -2) @ self.u.unsqueeze(-1).to(score_dtype)).view(hidden.shape[:-1])
 
 
-class AdditiveCrossModule(CrossModule, AdditiveAttentionModule):
+class AdditiveCrossModule(CrossModule, AdditiveAttentionModule, of=AdditiveCrossAttention):
     """x (…, n, embed), encoder output (…, m, encoder) -> like x."""
 
 
@@ -170,16 +160,14 @@ class Multiplicative(TokenValued):
 
     scale: float
 
+    SAMPLES = {**TokenValued.SAMPLES, "scale": [0.3, 0.15]}
+
     def weights(self, scope: Scope) -> list[Weight]:
         return [Weight(name="q.weight", out=("heads", self.source), inp=("embed",)), *super().weights(scope)]
 
     def cost(self, scope: Scope, n: int) -> tuple[int, int]:
         each = 4 * self.heads * scope.size(self.source)
         return each * n * n, each * pairs(self.visibility(), n)
-
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {**super().samples(), "scale": [0.3, 0.15]}
 
 
 @register("multiplicative_attention")
@@ -189,9 +177,6 @@ class MultiplicativeAttention(Multiplicative):
     heads: int = bounded(1, above=0, widens=True)
     mask: Mask = child("causal")
     scale: float = bounded(1.0, above=0)
-
-    def module(self) -> type[Module]:
-        return MultiplicativeAttentionModule
 
 
 @register("multiplicative_cross_attention")
@@ -204,11 +189,8 @@ class MultiplicativeCrossAttention(SoftmaxCross, Multiplicative):
     source = "encoder"
     own = "multiplicative_attention"
 
-    def module(self) -> type[Module]:
-        return MultiplicativeCrossModule
 
-
-class MultiplicativeAttentionModule(ValuedModule):
+class MultiplicativeAttentionModule(ValuedModule, of=MultiplicativeAttention):
     """x (…, n, embed) -> like x."""
 
     part: Multiplicative
@@ -225,5 +207,5 @@ class MultiplicativeAttentionModule(ValuedModule):
         return self.project_out(attend(q, tokens, tokens, self.scoring(ctx), ctx.layout, key_layout, self.edit(ctx)), ctx)
 
 
-class MultiplicativeCrossModule(CrossModule, MultiplicativeAttentionModule):
+class MultiplicativeCrossModule(CrossModule, MultiplicativeAttentionModule, of=MultiplicativeCrossAttention):
     """x (…, n, embed), encoder output (…, m, encoder) -> like x."""

@@ -13,8 +13,6 @@ Vaswani et al. 2017; Shazeer 2019 (MQA); Ainslie et al. 2023 (GQA); Dehghani et 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -24,7 +22,7 @@ from dovetail.core.field import bounded
 from dovetail.core.group import CrossMixer, Earlier, EarlierModule, Mask, Norm, Position
 from dovetail.core.linear import Linear, together
 from dovetail.core.module import Module
-from dovetail.core.part import Mistake, Part, Problem, child, register
+from dovetail.core.part import Mistake, Part, Problem, broken, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.softmax import (
     CrossModule,
@@ -89,12 +87,26 @@ class Attention(SoftmaxMixer):
     dropout: float = bounded(0.0, at_least=0, below=1)
 
     source = "embed"  # the axis that keys and values are projected from
+    attends = True
 
-    def module(self) -> type[Module]:
-        return AttentionModule
-
-    def attends(self) -> bool:
-        return True
+    SAMPLES = {
+        "heads": [6, 4],
+        "kv_heads": [2, None, 1],
+        "head": [12],
+        "scale": [None, 0.4],
+        "bias": [False, True],
+        "out_bias": [False, True],
+        "packed": [False, True],
+        "qk_norm_whole": [False, True],
+        "qk_norm_after": [False, True],
+        "k_is_v": [False, True],
+        "softcap": [None, 2.0],
+        "sink": [False, True],
+        "prefix": [0, 3],
+        "gate": [False, True],
+        "earlier": [None],  # two layers must agree: sampled with both
+        "dropout": [0.0, 0.2],
+    }
 
     def groups(self) -> int:
         """The number of KV heads."""
@@ -130,24 +142,20 @@ class Attention(SoftmaxMixer):
             projections = [("qkv", ("kv_heads", "slots", "head"), x)]
         else:
             projections = [("q", q, x), ("k", kv, y), ("v", kv, y)][: len(self.projected())]
-        declared = [
-            Weight(name=f"{name}.weight", out=out, inp=inp, packs=self.packs("weight")) for name, out, inp in projections
+        biased = projections if self.bias else []
+        return [
+            *(Weight(name=f"{name}.weight", out=out, inp=inp, packs=self.packs("weight")) for name, out, inp in projections),
+            *(
+                Weight(name=f"{name}.bias", out=out, init="zeros", role="bias", packs=self.packs("bias"))
+                for name, out, _ in biased
+            ),
+            Weight(name="o.weight", out=x, inp=q),
+            *([Weight(name="o.bias", out=x, init="zeros", role="bias", tp="once")] if self.out_bias else []),
+            *([Weight(name="gate.weight", out=q, inp=x)] if self.gate else []),
+            *([Weight(name="sink", out=("heads",), init="zeros", role="gate")] if self.sink else []),
+            *(Weight(name=name, batch=("prefix",), out=kv, role="embed") for name in PREFIX if self.prefix),
+            self.head_number(),
         ]
-        if self.bias:
-            biases = [(f"{name}.bias", out) for name, out, _ in projections]
-            declared += [
-                Weight(name=name, out=out, init="zeros", role="bias", packs=self.packs("bias")) for name, out in biases
-            ]
-        declared += [Weight(name="o.weight", out=x, inp=q)]
-        if self.out_bias:
-            declared += [Weight(name="o.bias", out=x, init="zeros", role="bias", tp="once")]
-        if self.gate:
-            declared += [Weight(name="gate.weight", out=q, inp=x)]
-        if self.sink:
-            declared += [Weight(name="sink", out=("heads",), init="zeros", role="gate")]
-        if self.prefix:
-            declared += [Weight(name=name, batch=("prefix",), out=kv, role="embed") for name in PREFIX]
-        return [*declared, self.head_number()]
 
     def projected(self) -> tuple[str, ...]:
         """Names of the projections that it has, unless they are packed."""
@@ -188,59 +196,32 @@ class Attention(SoftmaxMixer):
         return each * n * (n + self.prefix), each * (pairs(self.mask, n) + n * self.prefix)
 
     def check(self, scope: Scope) -> list[Problem]:
-        if broken := check_heads(self.heads, self.groups(), self.head, scope) or check_position(self.position):
-            return broken
-        problems: list[Problem] = []
-        if self.packed and not self.projects():
-            problems.append(Problem("packed", "there are no keys and values to pack", "set it to false"))
-        if self.packed and self.k_is_v:
-            problems.append(Problem("k_is_v", "a packed projection has values of its own", "set packed: false"))
-        for name, on in (("v_norm", self.v_norm is not None), ("k_is_v", self.k_is_v)):
-            if on and not self.projects():
-                what = "keys and values are those of an earlier layer, which projects and norms them"
-                problems.append(Problem(name, what, f"leave {name} out"))
-        if self.qk_norm_after and self.position.rotates_on_read() and not self.projects():
-            what = "the norm of keys that are rotated on read belongs to the layer that computes them"
-            problems.append(Problem("qk_norm_after", what, "rotate them on write"))
-        for name, on in (("qk_norm_whole", self.qk_norm_whole), ("qk_norm_after", self.qk_norm_after)):
-            if on and self.qk_norm is None:
-                problems.append(Problem(name, "there is no qk_norm", "set qk_norm, or leave this false"))
-        if self.qk_norm_after and self.position.widens(self.child_scope(scope, "position")):
-            what = f"{self.position.kind} gives q and k more channels than the norm has"
-            problems.append(Problem("qk_norm_after", what, "set it to false"))
-        return problems + self.check_mask(scope)
+        if wrong := check_heads(self.heads, self.groups(), self.head, scope) or check_position(self.position):
+            return wrong
+        taken, after, unnormed = not self.projects(), self.qk_norm_after, self.qk_norm is None
+        earlier = "keys and values are those of an earlier layer, which projects and norms them"
+        on_read = "the norm of keys that are rotated on read belongs to the layer that computes them"
+        wide = f"{self.position.kind} gives q and k more channels than the norm has"
+        leave = "set qk_norm, or leave this false"
+        return broken(
+            (self.packed and taken, "packed", "there are no keys and values to pack", "set it to false"),
+            (self.packed and self.k_is_v, "k_is_v", "a packed projection has values of its own", "set packed: false"),
+            (self.v_norm is not None and taken, "v_norm", earlier, "leave v_norm out"),
+            (self.k_is_v and taken, "k_is_v", earlier, "leave k_is_v out"),
+            (after and self.position.rotates_on_read() and taken, "qk_norm_after", on_read, "rotate them on write"),
+            (self.qk_norm_whole and unnormed, "qk_norm_whole", "there is no qk_norm", leave),
+            (after and unnormed, "qk_norm_after", "there is no qk_norm", leave),
+            (after and self.position.widens(self.child_scope(scope, "position")), "qk_norm_after", wide, "set it to false"),
+        ) + self.check_mask(scope)
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
-        head = scope.size("head")
-        problems: list[Problem] = []
-        if not 32 <= head <= 128:
-            problems.append(Problem("head", f"a head of {head} is outside the usual 32 to 128", "change heads or head"))
-        reach = self.mask.reach()
-        if reach is not None and self.order() == "causal" and not self.mask.kept() and length is not None and length > reach:
-            what = f"a window of {reach} without `keep` drops the first tokens, which many heads attend to when streaming"
-            problems.append(Problem("mask", what, "keep a few: {kind: window, size: …, keep: 4}"))
-        return problems
-
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {
-            "heads": [6, 4],
-            "kv_heads": [2, None, 1],
-            "head": [12],
-            "scale": [None, 0.4],
-            "bias": [False, True],
-            "out_bias": [False, True],
-            "packed": [False, True],
-            "qk_norm_whole": [False, True],
-            "qk_norm_after": [False, True],
-            "k_is_v": [False, True],
-            "softcap": [None, 2.0],
-            "sink": [False, True],
-            "prefix": [0, 3],
-            "gate": [False, True],
-            "earlier": [None],  # two layers must agree: sampled with both
-            "dropout": [0.0, 0.2],
-        }
+        head, reach = scope.size("head"), self.mask.reach()
+        drops = reach is not None and self.order() == "causal" and not self.mask.kept() and (length or 0) > reach
+        what = f"a window of {reach} without `keep` drops the first tokens, which many heads attend to when streaming"
+        return broken(
+            (not 32 <= head <= 128, "head", f"a head of {head} is outside the usual 32 to 128", "change heads or head"),
+            (drops, "mask", what, "keep a few: {kind: window, size: …, keep: 4}"),
+        )
 
     def idle(self, scope: Scope) -> frozenset[str]:
         return super().idle(scope) | (frozenset() if self.position.rotates else {"qk_norm_after"})
@@ -259,7 +240,7 @@ class Attention(SoftmaxMixer):
         return reasons
 
 
-class AttentionModule(SoftmaxModule):
+class AttentionModule(SoftmaxModule, of=Attention):
     """x (…, n, embed) -> like x."""
 
     part: Attention
@@ -349,9 +330,6 @@ class CrossAttention(CrossMixer, Attention):
     source = "encoder"
     own = "attention"
 
-    def module(self) -> type[Module]:
-        return CrossAttentionModule
-
     def state(self, scope: Scope) -> list[State]:
         return [State(name="kv", axes=("kv_heads", "head"), copies=2, per="source")]
 
@@ -361,22 +339,19 @@ class CrossAttention(CrossMixer, Attention):
     def check(self, scope: Scope) -> list[Problem]:
         if missing := no_encoder(scope):
             return missing
-        problems: list[Problem] = []
-        if self.earlier is not None:
-            what = "keys and values come from the encoder output"
-            problems.append(Problem("earlier", what, "set it to null"))
-        if self.packed:
-            problems.append(Problem("packed", "q is projected from x, k and v from the encoder output", "set it to false"))
-        if self.position.site != "any" or self.mask.flag() != "all":
-            what = "a target and its source share no order"
-            problems.append(Problem("position", what, "use position: none and mask: full"))
-        return problems + super().check(scope)
+        ordered, no_order = self.position.site != "any" or self.mask.flag() != "all", "a target and its source share no order"
+        own = broken(
+            (self.earlier is not None, "earlier", "keys and values come from the encoder output", "set it to null"),
+            (self.packed, "packed", "q is projected from x, k and v from the encoder output", "set it to false"),
+            (ordered, "position", no_order, "use position: none and mask: full"),
+        )
+        return own + super().check(scope)
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         return [p for p in super().advise(scope, length) if p.field == "head"]
 
 
-class CrossAttentionModule(AttentionModule, CrossModule):
+class CrossAttentionModule(AttentionModule, CrossModule, of=CrossAttention):
     """x (…, n, embed), encoder output (…, m, encoder) -> like x."""
 
     def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE, values: Values = UNREAD) -> Tensor:

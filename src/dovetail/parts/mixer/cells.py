@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,6 @@ from torch import Tensor
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.linear import Linear
-from dovetail.core.module import Module
 from dovetail.core.part import Problem, register
 from dovetail.core.recur import Carry, Recurrent, RecurrentModule, last_of_source
 from dovetail.core.rows import SequenceRows
@@ -50,8 +49,14 @@ class Cell(Recurrent):
     out_bias: bool = False
     from_encoder: bool = False  # whether the state starts from the encoder output, rather than from zeros
 
-    def module(self) -> type[Module]:
-        return CellModule
+    tp_region = True
+    SAMPLES = {
+        "inner": [20, 12],
+        "heads": [1, 2, 4],
+        "bias": [True, False],
+        "out_bias": [False, True],
+        "from_encoder": [False, True],
+    }
 
     def starts_from_encoder(self) -> bool:
         return self.from_encoder
@@ -66,15 +71,16 @@ class Cell(Recurrent):
 
     def weights(self, scope: Scope) -> list[Weight]:
         embed, inner, gates = ("embed",), ("heads", "head"), ("heads", "gates", "head")
-        declared = [Weight(name="x.weight", out=gates, inp=embed), Weight(name="o.weight", out=embed, inp=inner)]
-        if self.bias:
-            declared += [Weight(name="x.bias", out=gates, init="const", role="bias")]
-        if self.out_bias:
-            declared += [Weight(name="o.bias", out=embed, init="zeros", role="bias", tp="once")]
-        once = [Weight(name=f"{name}.weight", out=inner, inp=("encoder",), used=Fraction(0)) for name in self.start()]
-        declared += once  # per sequence: `cost` counts them
-        declared += [Weight(name=f"{name}.bias", out=inner, init="zeros", role="bias") for name in self.start() if self.bias]
-        return [*declared, Weight(name="u", batch=("heads",), out=("gates", "head"), inp=("head",))]
+        return [
+            Weight(name="x.weight", out=gates, inp=embed),
+            Weight(name="o.weight", out=embed, inp=inner),
+            *([Weight(name="x.bias", out=gates, init="const", role="bias")] if self.bias else []),
+            *([Weight(name="o.bias", out=embed, init="zeros", role="bias", tp="once")] if self.out_bias else []),
+            # once per sequence: `cost` counts them
+            *(Weight(name=f"{name}.weight", out=inner, inp=("encoder",), used=Fraction(0)) for name in self.start()),
+            *(Weight(name=f"{name}.bias", out=inner, init="zeros", role="bias") for name in self.start() if self.bias),
+            Weight(name="u", batch=("heads",), out=("gates", "head"), inp=("head",)),
+        ]
 
     def constant(self, name: str, scope: Scope) -> Tensor:
         return torch.zeros(scope.size("heads", "gates", "head"), dtype=torch.float64)
@@ -100,16 +106,8 @@ class Cell(Recurrent):
     def excepts(self, scope: Scope) -> dict[str, str]:
         return {"invariant": "the recurrent matrix multiplies the states of all rows at once, token by token"}
 
-    def tp_region(self) -> bool:
-        return True
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        flags = {"bias": [True, False], "out_bias": [False, True], "from_encoder": [False, True]}
-        return {"inner": [20, 12], "heads": [1, 2, 4], **flags}
-
-
-class CellModule(RecurrentModule):
+class CellModule(RecurrentModule, of=Cell):
     """u (rows, n, embed) -> like u."""
 
     part: Cell
@@ -180,15 +178,12 @@ class Gru(Cell):
     gates: ClassVar[int] = 3
     step: ClassVar[Step] = staticmethod(gru_step)
 
-    def module(self) -> type[Module]:
-        return GruModule
-
     def weights(self, scope: Scope) -> list[Weight]:
         bias = [Weight(name="held_bias", out=("heads", "head"), init="zeros", role="bias")]
         return super().weights(scope) + (bias if self.bias else [])
 
 
-class GruModule(CellModule):
+class GruModule(CellModule, of=Gru):
     """The GRU has one bias of its own, which the reset gate scales; all others are in x."""
 
     held_bias: Tensor

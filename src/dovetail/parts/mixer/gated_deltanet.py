@@ -13,8 +13,6 @@ Yang et al. 2025; three of four layers of Qwen3-Next.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -49,8 +47,14 @@ class GatedDeltaNet(Recurrent):
     conv_size: int = bounded(4, at_least=2, remedy="a kernel of 1 mixes no tokens")  # tokens under the convolution
     norm: Norm = child("rmsnorm")
 
-    def module(self) -> type[Module]:
-        return GatedDeltaNetModule
+    tp_region = True
+    SAMPLES = {
+        "heads": [4, 14],
+        "key_heads": [2, None, 1],
+        "key_size": [5, None],
+        "value_size": [6, None],
+        "conv_size": [4, 3],
+    }
 
     def groups(self) -> int:
         """The number of query and key heads."""
@@ -72,11 +76,13 @@ class GatedDeltaNet(Recurrent):
     def weights(self, scope: Scope) -> list[Weight]:
         embed, keys, values = ("embed",), ("key_heads", "key"), ("heads", "value")
         projections = {"q": keys, "k": keys, "v": values, "z": values, "b": ("heads",), "a": ("heads",)}
-        declared = [Weight(name=f"{name}.weight", out=out, inp=embed) for name, out in projections.items()]
-        declared += [Weight(name=f"conv_{name}", out=projections[name], inp=("taps",), role="conv") for name in "qkv"]
-        declared += [Weight(name="fade_bias", out=("heads",), init="ones", role="bias")]
-        declared += [Weight(name="a_log", out=("heads",), init="const", role="gate")]
-        return [*declared, Weight(name="o.weight", out=embed, inp=values)]
+        return [
+            *(Weight(name=f"{name}.weight", out=out, inp=embed) for name, out in projections.items()),
+            *(Weight(name=f"conv_{name}", out=projections[name], inp=("taps",), role="conv") for name in "qkv"),
+            Weight(name="fade_bias", out=("heads",), init="ones", role="bias"),
+            Weight(name="a_log", out=("heads",), init="const", role="gate"),
+            Weight(name="o.weight", out=embed, inp=values),
+        ]
 
     def constant(self, name: str, scope: Scope) -> Tensor:
         return torch.linspace(1.0, LARGEST_A, scope.size("heads"), dtype=torch.float64).log()
@@ -101,21 +107,8 @@ class GatedDeltaNet(Recurrent):
             return [Problem("heads", what, "or set `key_size` and `value_size`")]
         return []
 
-    def tp_region(self) -> bool:
-        return True
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {
-            "heads": [4, 14],
-            "key_heads": [2, None, 1],
-            "key_size": [5, None],
-            "value_size": [6, None],
-            "conv_size": [4, 3],
-        }
-
-
-class GatedDeltaNetModule(RecurrentModule):
+class GatedDeltaNetModule(RecurrentModule, of=GatedDeltaNet):
     """x (rows, n, embed) -> like x."""
 
     part: GatedDeltaNet

@@ -11,8 +11,6 @@ Yang et al. 2024.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -42,8 +40,8 @@ class GLA(Recurrent):
     gate_normalizer: float = bounded(16.0, above=0, remedy="use 1 for no root")  # τ: the larger, the slower the decay
     norm: Norm = child("rmsnorm")
 
-    def module(self) -> type[Module]:
-        return GLAModule
+    tp_region = True
+    SAMPLES = {"heads": [2, 4], "key_size": [5, None], "value_size": [6, None], "rank": [3, 8], "gate_normalizer": [16.0, 1.5]}
 
     def axes(self, scope: Scope) -> Scope:
         each = scope.size("embed") // max(self.heads, 1)
@@ -55,11 +53,13 @@ class GLA(Recurrent):
     def weights(self, scope: Scope) -> list[Weight]:
         embed, keys, values = ("embed",), ("heads", "key"), ("heads", "value")
         projections = {"q": keys, "k": keys, "v": values, "gate": values}
-        declared = [Weight(name=f"{name}.weight", out=out, inp=embed) for name, out in projections.items()]
-        declared += [Weight(name="fade_down.weight", out=("rank",), inp=embed, tp="replicate")]  # every head reads all of it
-        declared += [Weight(name="fade_up.weight", out=keys, inp=("rank",))]
-        declared += [Weight(name="fade_up.bias", out=keys, init="zeros", role="bias")]
-        return [*declared, Weight(name="o.weight", out=embed, inp=values)]
+        return [
+            *(Weight(name=f"{name}.weight", out=out, inp=embed) for name, out in projections.items()),
+            Weight(name="fade_down.weight", out=("rank",), inp=embed, tp="replicate"),  # every head reads all of it
+            Weight(name="fade_up.weight", out=keys, inp=("rank",)),
+            Weight(name="fade_up.bias", out=keys, init="zeros", role="bias"),
+            Weight(name="o.weight", out=embed, inp=values),
+        ]
 
     def state(self, scope: Scope) -> list[State]:
         state = State(name="state", axes=("heads", "key", "value"), per="sequence", at_least_fp32=True)
@@ -70,22 +70,15 @@ class GLA(Recurrent):
         return flops, flops
 
     def check(self, scope: Scope) -> list[Problem]:
-        problems: list[Problem] = []
-        width = scope.size("embed")
-        for name, value, parts in (("key_size", self.key_size, 2 * self.heads), ("value_size", self.value_size, self.heads)):
-            if value is None and width % parts:
-                problems.append(Problem("heads", f"{parts} does not divide the width, {width}, for `{name}`", f"set `{name}`"))
-        return problems
-
-    def tp_region(self) -> bool:
-        return True
-
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"heads": [2, 4], "key_size": [5, None], "value_size": [6, None], "rank": [3, 8], "gate_normalizer": [16.0, 1.5]}
+        width, sizes = scope.size("embed"), {"key_size": 2 * self.heads, "value_size": self.heads}
+        return [
+            Problem("heads", f"{parts} does not divide the width, {width}, for `{name}`", f"set `{name}`")
+            for name, parts in sizes.items()
+            if getattr(self, name) is None and width % parts
+        ]
 
 
-class GLAModule(RecurrentModule):
+class GLAModule(RecurrentModule, of=GLA):
     """x (rows, n, embed) -> like x."""
 
     part: GLA

@@ -11,8 +11,6 @@ Katharopoulos et al. 2020; Choromanski et al. 2021 (Performer).
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,7 +19,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Feature, FeatureModule
 from dovetail.core.linear import Linear
-from dovetail.core.module import Module, at_least_fp32
+from dovetail.core.module import at_least_fp32
 from dovetail.core.part import Problem, child, register
 from dovetail.core.recur import Carry, Recurrent, RecurrentModule
 from dovetail.core.rows import SequenceRows
@@ -41,8 +39,8 @@ class LinearAttention(Recurrent):
     feature: Feature = child("elu_features")
     bias: bool = False
 
-    def module(self) -> type[Module]:
-        return LinearAttentionModule
+    tp_region = True
+    SAMPLES = {"heads": [4, 2], "head": [None, 6], "bias": [False, True]}
 
     def axes(self, scope: Scope) -> Scope:
         head = self.head or scope.size("embed") // max(self.heads, 1)
@@ -50,12 +48,12 @@ class LinearAttention(Recurrent):
 
     def weights(self, scope: Scope) -> list[Weight]:
         embed, inner = ("embed",), ("heads", "head")
-        declared = [Weight(name=f"{name}.weight", out=inner, inp=embed) for name in "qkv"]
-        declared += [Weight(name="o.weight", out=embed, inp=inner)]
-        if self.bias:
-            declared += [Weight(name=f"{name}.bias", out=inner, init="zeros", role="bias") for name in "qkv"]
-            declared += [Weight(name="o.bias", out=embed, init="zeros", role="bias", tp="once")]
-        return declared
+        return [
+            *(Weight(name=f"{name}.weight", out=inner, inp=embed) for name in "qkv"),
+            Weight(name="o.weight", out=embed, inp=inner),
+            *(Weight(name=f"{name}.bias", out=inner, init="zeros", role="bias") for name in "qkv" if self.bias),
+            *([Weight(name="o.bias", out=embed, init="zeros", role="bias", tp="once")] if self.bias else []),
+        ]
 
     def acts_on(self, field: str) -> tuple[str, ...] | None:
         return ("q", "k") if field == "feature" else None
@@ -73,15 +71,8 @@ class LinearAttention(Recurrent):
             return [Problem("heads", f"{self.heads} does not divide the width, {scope.size('embed')}", "or set `head`")]
         return []
 
-    def tp_region(self) -> bool:
-        return True
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"heads": [4, 2], "head": [None, 6], "bias": [False, True]}
-
-
-class LinearAttentionModule(RecurrentModule):
+class LinearAttentionModule(RecurrentModule, of=LinearAttention):
     """x (rows, n, embed) -> like x."""
 
     part: LinearAttention

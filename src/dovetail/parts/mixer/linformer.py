@@ -22,7 +22,6 @@ from dovetail.core.field import bounded
 from dovetail.core.group import Mask
 from dovetail.core.layout import TokenLayout
 from dovetail.core.linear import Linear
-from dovetail.core.module import Module
 from dovetail.core.part import KINDS, Part, Problem, register
 from dovetail.core.scope import Scope
 from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule, check_heads, head_size
@@ -42,8 +41,7 @@ class Linformer(SoftmaxMixer):
     rank: int = bounded(256, above=0)
     length: int = bounded(4096, above=0)  # the most tokens of a document
 
-    def module(self) -> type[Module]:
-        return LinformerModule
+    SAMPLES = {"heads": [6, 4], "head": [12], "rank": [3, 5], "length": [45, 50]}
 
     def axes(self, scope: Scope) -> Scope:
         head = head_size(self.heads, self.head, scope)
@@ -54,13 +52,13 @@ class Linformer(SoftmaxMixer):
 
     def weights(self, scope: Scope) -> list[Weight]:
         x, inner = ("embed",), ("heads", "head")
-        declared = [Weight(name=f"{name}.weight", out=inner, inp=x) for name in ("q", "k", "v")]
-        # one row per position, the same for all heads
-        tables = [
-            Weight(name=name, out=("position",), inp=("rank",), role="embed", tp="replicate") for name in ("k_map", "v_map")
+        tables = ("k_map", "v_map")  # one row per position, the same for all heads
+        return [
+            *(Weight(name=f"{name}.weight", out=inner, inp=x) for name in ("q", "k", "v")),
+            *(Weight(name=name, out=("position",), inp=("rank",), role="embed", tp="replicate") for name in tables),
+            Weight(name="o.weight", out=x, inp=inner),
+            self.head_number(),
         ]
-        declared += [*tables, Weight(name="o.weight", out=x, inp=inner)]
-        return [*declared, self.head_number()]
 
     def visibility(self) -> Mask:
         full: Any = KINDS["full"]
@@ -84,12 +82,8 @@ class Linformer(SoftmaxMixer):
             return [Problem("rank", what, "lower it, or use attention")]
         return []
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"heads": [6, 4], "head": [12], "rank": [3, 5], "length": [45, 50]}
 
-
-class LinformerModule(SoftmaxModule):
+class LinformerModule(SoftmaxModule, of=Linformer):
     """x (…, n, embed) -> like x."""
 
     part: Linformer

@@ -11,8 +11,6 @@ Gu & Dao 2023. Tensor parallel shards the channels; r, B and C sum over all chan
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,7 +19,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Norm
 from dovetail.core.linear import Linear
-from dovetail.core.module import Module, at_least_fp32
+from dovetail.core.module import at_least_fp32
 from dovetail.core.part import Part, register
 from dovetail.core.recur import Carry, Recurrent, RecurrentModule, conv_state
 from dovetail.core.rows import SequenceRows
@@ -48,8 +46,15 @@ class Mamba(Recurrent):
     conv_bias: bool = True
     norm: Norm | None = None  # of r, B and C
 
-    def module(self) -> type[Module]:
-        return MambaModule
+    tp_region = True
+    SAMPLES = {
+        "inner": [60, 36],
+        "state_size": [5, 8],
+        "rank": [3, 7],
+        "conv_size": [4, 3],
+        "bias": [False, True],
+        "conv_bias": [True, False],
+    }
 
     def axes(self, scope: Scope) -> Scope:
         width = scope.size("embed")
@@ -64,18 +69,19 @@ class Mamba(Recurrent):
 
     def weights(self, scope: Scope) -> list[Weight]:
         embed, inner = ("embed",), ("inner",)
-        declared = [Weight(name=f"{name}.weight", out=inner, inp=embed) for name in ("z", "x")]
-        declared += [Weight(name=f"{name}.weight", out=(axis,), inp=inner, tp="reduce") for name, axis in SELECTED.items()]
-        declared += [Weight(name="dt.weight", out=inner, inp=("rank",)), Weight(name="o.weight", out=embed, inp=inner)]
-        if self.bias:
-            declared += [Weight(name=f"{name}.bias", out=inner, init="zeros", role="bias") for name in ("z", "x")]
-            declared += [Weight(name="o.bias", out=embed, init="zeros", role="bias", tp="once")]
-        declared += [Weight(name="conv", out=inner, inp=("taps",), role="conv")]
-        if self.conv_bias:
-            declared += [Weight(name="conv_bias", out=inner, init="zeros", role="bias")]
-        declared += [Weight(name="dt_bias", out=inner, init="const", role="bias")]
-        declared += [Weight(name="a_log", out=inner, inp=("state",), init="const", role="gate")]
-        return [*declared, Weight(name="skip", out=inner, init="ones", role="gate")]
+        return [
+            *(Weight(name=f"{name}.weight", out=inner, inp=embed) for name in ("z", "x")),
+            *(Weight(name=f"{name}.weight", out=(axis,), inp=inner, tp="reduce") for name, axis in SELECTED.items()),
+            Weight(name="dt.weight", out=inner, inp=("rank",)),
+            Weight(name="o.weight", out=embed, inp=inner),
+            *(Weight(name=f"{name}.bias", out=inner, init="zeros", role="bias") for name in ("z", "x") if self.bias),
+            *([Weight(name="o.bias", out=embed, init="zeros", role="bias", tp="once")] if self.bias else []),
+            Weight(name="conv", out=inner, inp=("taps",), role="conv"),
+            *([Weight(name="conv_bias", out=inner, init="zeros", role="bias")] if self.conv_bias else []),
+            Weight(name="dt_bias", out=inner, init="const", role="bias"),
+            Weight(name="a_log", out=inner, inp=("state",), init="const", role="gate"),
+            Weight(name="skip", out=inner, init="ones", role="gate"),
+        ]
 
     def constant(self, name: str, scope: Scope) -> Tensor:
         inner = scope.size("inner")
@@ -97,22 +103,8 @@ class Mamba(Recurrent):
     def excepts(self, scope: Scope) -> dict[str, str]:
         return {"invariant": "the scan decays the channels of all rows at once, token by token"}
 
-    def tp_region(self) -> bool:
-        return True
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {
-            "inner": [60, 36],
-            "state_size": [5, 8],
-            "rank": [3, 7],
-            "conv_size": [4, 3],
-            "bias": [False, True],
-            "conv_bias": [True, False],
-        }
-
-
-class MambaModule(RecurrentModule):
+class MambaModule(RecurrentModule, of=Mamba):
     """u (rows, n, embed) -> like u."""
 
     part: Mamba

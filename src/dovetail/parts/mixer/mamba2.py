@@ -13,7 +13,7 @@ Dao & Gu 2024; Zuo et al. 2025 (Falcon-H1). Statistics of a norm over all heads 
 
 from __future__ import annotations
 
-from typing import Any
+from math import inf
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,7 @@ from dovetail.core.field import MAX_FACTOR, bounded
 from dovetail.core.group import Norm
 from dovetail.core.linear import Linear
 from dovetail.core.module import Module, at_least_fp32
-from dovetail.core.part import Part, Problem, child, register
+from dovetail.core.part import Part, Problem, broken, child, register
 from dovetail.core.recur import Carry, Recurrent, RecurrentModule, conv_state
 from dovetail.core.rows import SequenceRows
 from dovetail.core.scope import Scope
@@ -56,8 +56,20 @@ class Mamba2(Recurrent):
     norm: Norm | None = child("rmsnorm")
     norm_before_gate: bool = False
 
-    def module(self) -> type[Module]:
-        return Mamba2Module
+    tp_region = True
+    SAMPLES = {
+        "inner": [60, 36],
+        "head": [6, 3],
+        "state_size": [5, 8],
+        "groups": [1, 2],
+        "conv_size": [4, 3],
+        "bias": [False, True],
+        "conv_bias": [True, False],
+        "multipliers": [[1.0] * len(PROJECTIONS), [0.5, 1.4, 0.7, 1.3, 0.9]],
+        "dt_min": [0.0, 0.005],
+        "dt_max": [None, 0.06],
+        "norm_before_gate": [False, True],
+    }
 
     def axes(self, scope: Scope) -> Scope:
         inner = self.inner or 2 * scope.size("embed")
@@ -72,20 +84,26 @@ class Mamba2(Recurrent):
 
     def weights(self, scope: Scope) -> list[Weight]:
         embed, inner, shared = ("embed",), ("heads", "head"), ("groups", "state")
-        projections = {"z": inner, "x": inner, "b": shared, "c": shared, "dt": ("heads",)}
-        declared = [Weight(name=f"{name}.weight", out=out, inp=embed) for name, out in projections.items()]
-        declared += [Weight(name="o.weight", out=embed, inp=inner)]
-        if self.bias:
-            inside = {name: out for name, out in projections.items() if name != "dt"}  # Δ always has its own bias
-            declared += [Weight(name=f"{name}.bias", out=out, init="zeros", role="bias") for name, out in inside.items()]
-            declared += [Weight(name="o.bias", out=embed, init="zeros", role="bias", tp="once")]
-        for name, out in (("x", inner), ("b", shared), ("c", shared)):
-            declared += [Weight(name=f"conv_{name}", out=out, inp=("taps",), role="conv")]
-            if self.conv_bias:
-                declared += [Weight(name=f"conv_{name}_bias", out=out, init="zeros", role="bias")]
-        declared += [Weight(name="dt_bias", out=("heads",), init="const", role="bias")]
-        declared += [Weight(name="a_log", out=("heads",), init="const", role="gate")]
-        return [*declared, Weight(name="skip", out=("heads",), init="ones", role="gate")]
+        projections = {"z": inner, "x": inner, "b": shared, "c": shared}
+        biased = projections if self.bias else {}
+        return [
+            *(Weight(name=f"{name}.weight", out=out, inp=embed) for name, out in projections.items()),
+            Weight(name="dt.weight", out=("heads",), inp=embed),
+            Weight(name="o.weight", out=embed, inp=inner),
+            *(Weight(name=f"{name}.bias", out=out, init="zeros", role="bias") for name, out in biased.items()),
+            *([Weight(name="o.bias", out=embed, init="zeros", role="bias", tp="once")] if self.bias else []),
+            *(
+                weight
+                for name in "xbc"
+                for weight in (
+                    Weight(name=f"conv_{name}", out=projections[name], inp=("taps",), role="conv"),
+                    Weight(name=f"conv_{name}_bias", out=projections[name], init="zeros", role="bias"),
+                )[: 2 if self.conv_bias else 1]
+            ),
+            Weight(name="dt_bias", out=("heads",), init="const", role="bias"),  # Δ always has its own bias
+            Weight(name="a_log", out=("heads",), init="const", role="gate"),
+            Weight(name="skip", out=("heads",), init="ones", role="gate"),
+        ]
 
     def constant(self, name: str, scope: Scope) -> Tensor:
         heads = scope.size("heads")
@@ -112,37 +130,17 @@ class Mamba2(Recurrent):
             return [Problem("head", f"{self.head} does not divide the inner width, {inner}", "or set `inner`")]
         if (inner // self.head) % self.groups:
             return [Problem("groups", f"{self.groups} does not divide {inner // self.head} heads")]
-        problems: list[Problem] = []
-        if len(self.multipliers) != len(PROJECTIONS):
-            what = f"there are {len(self.multipliers)}, not {len(PROJECTIONS)}"
-            problems.append(Problem("multipliers", what, f"give one each for {', '.join(PROJECTIONS)}"))
-        if self.dt_max is not None and self.dt_min >= self.dt_max:
-            problems.append(Problem("dt_min", f"{self.dt_min:g} is not below dt_max, {self.dt_max:g}"))
-        if self.norm_before_gate and self.norm is None:
-            problems.append(Problem("norm_before_gate", "there is no norm", "set `norm`, or leave this false"))
-        return problems
-
-    def tp_region(self) -> bool:
-        return True
-
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {
-            "inner": [60, 36],
-            "head": [6, 3],
-            "state_size": [5, 8],
-            "groups": [1, 2],
-            "conv_size": [4, 3],
-            "bias": [False, True],
-            "conv_bias": [True, False],
-            "multipliers": [[1.0] * len(PROJECTIONS), [0.5, 1.4, 0.7, 1.3, 0.9]],
-            "dt_min": [0.0, 0.005],
-            "dt_max": [None, 0.06],
-            "norm_before_gate": [False, True],
-        }
+        names, greatest = ", ".join(PROJECTIONS), inf if self.dt_max is None else self.dt_max
+        count, wanted = len(self.multipliers), len(PROJECTIONS)
+        no_norm = self.norm_before_gate and self.norm is None
+        return broken(
+            (count != wanted, "multipliers", f"there are {count}, not {wanted}", f"give one each for {names}"),
+            (self.dt_min >= greatest, "dt_min", f"{self.dt_min:g} is not below dt_max, {greatest:g}", ""),
+            (no_norm, "norm_before_gate", "there is no norm", "set `norm`, or leave this false"),
+        )
 
 
-class Mamba2Module(RecurrentModule):
+class Mamba2Module(RecurrentModule, of=Mamba2):
     """u (rows, n, embed) -> like u."""
 
     part: Mamba2

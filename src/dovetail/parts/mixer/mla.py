@@ -17,8 +17,6 @@ DeepSeek-AI 2024 (V2, V3). Under tensor parallel latents are whole on every rank
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -58,8 +56,16 @@ class MLA(SoftmaxMixer):
     scale: float | None = bounded(None, above=0)  # None: 1/√(nope + rope)
     dropout: float = bounded(0.0, at_least=0, below=1)
 
-    def module(self) -> type[Module]:
-        return MLAModule
+    SAMPLES = {
+        "heads": [6, 4],
+        "kv_rank": [10, 5],
+        "q_rank": [None, 14],
+        "nope": [9, 6],
+        "rope": [12, 8],
+        "value": [7, 11],
+        "scale": [None, 0.4],
+        "dropout": [0.0, 0.2],
+    }
 
     def axes(self, scope: Scope) -> Scope:
         sizes = {"heads": self.heads, "nope": self.nope, "rope": self.rope, "value": self.value, "kv_rank": self.kv_rank}
@@ -78,11 +84,9 @@ class MLA(SoftmaxMixer):
 
     def weights(self, scope: Scope) -> list[Weight]:
         x, latent = ("embed",), ("kv_rank",)
-        declared: list[Weight] = []
-        if self.q_rank is not None:
-            declared += [Weight(name="q_down.weight", out=("q_rank",), inp=x, tp="replicate")]
+        down = Weight(name="q_down.weight", out=("q_rank",), inp=x, tp="replicate")
         return [
-            *declared,
+            *([] if self.q_rank is None else [down]),
             Weight(name="q.weight", out=("heads", "qk_head"), inp=x if self.q_rank is None else ("q_rank",)),
             Weight(name="kv_down.weight", out=latent, inp=x, tp="replicate"),
             Weight(name="turned.weight", out=("rope",), inp=x, tp="replicate"),
@@ -117,21 +121,8 @@ class MLA(SoftmaxMixer):
         what = f"the cache holds {cached} values per token, no fewer than the {expanded} of all keys and values"
         return [Problem("kv_rank", what, "make it smaller, or use attention")]
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {
-            "heads": [6, 4],
-            "kv_rank": [10, 5],
-            "q_rank": [None, 14],
-            "nope": [9, 6],
-            "rope": [12, 8],
-            "value": [7, 11],
-            "scale": [None, 0.4],
-            "dropout": [0.0, 0.2],
-        }
 
-
-class MLAModule(SoftmaxModule):
+class MLAModule(SoftmaxModule, of=MLA):
     """x (…, n, embed) -> like x."""
 
     part: MLA

@@ -11,7 +11,6 @@ piece). Cheng et al. 2026 (Engram), without its convolution.
 from __future__ import annotations
 
 from math import sqrt
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -47,8 +46,7 @@ class Ngram(Recurrent):
     piece: int = bounded(16, above=0)  # channels of one row
     seed: int = bounded(0, at_least=0)  # of the hashes
 
-    def module(self) -> type[Module]:
-        return NgramModule
+    SAMPLES = {"n": [3, 2], "hashes": [2, 1], "rows": [13, 17], "piece": [5, 6], "seed": [0, 3]}
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(hashes=(self.n - 1) * self.hashes, rows=self.rows, piece=self.piece, taps=self.n, last=self.n - 1)
@@ -74,10 +72,6 @@ class Ngram(Recurrent):
     def state(self, scope: Scope) -> list[State]:
         return [State(name="ids", axes=("last",), per="sequence", dtype="int64")] if scope.decodes else []
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"n": [3, 2], "hashes": [2, 1], "rows": [13, 17], "piece": [5, 6], "seed": [0, 3]}
-
 
 def _odd(seed: int, number: int) -> int:
     """An odd number below 2⁶², by splitmix64."""
@@ -87,7 +81,7 @@ def _odd(seed: int, number: int) -> int:
     return ((z ^ (z >> 31)) >> 2) | 1
 
 
-class NgramModule(Module):
+class NgramModule(Module, of=Ngram):
     """x (…, n, embed), ids (…, n) -> like x."""
 
     part: Ngram

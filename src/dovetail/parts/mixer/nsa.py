@@ -27,8 +27,8 @@ from dovetail.core.field import bounded
 from dovetail.core.group import Mask, Position
 from dovetail.core.layout import TokenLayout
 from dovetail.core.linear import Linear
-from dovetail.core.module import Module, at_least_fp32
-from dovetail.core.part import KINDS, Part, Problem, child, register
+from dovetail.core.module import at_least_fp32
+from dovetail.core.part import KINDS, Part, Problem, broken, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule, check_heads, head_size
 from dovetail.core.view import KVView
@@ -57,8 +57,14 @@ class NSA(SoftmaxMixer):
     window: int = bounded(512, above=0)  # tokens, the query's own included
     position: Position = child("rope")
 
-    def module(self) -> type[Module]:
-        return NSAModule
+    SAMPLES = {
+        "heads": [6, 4],
+        "kv_heads": [2, None, 1],
+        "head": [12],
+        "block": [4, 3],
+        "top": [1, 2],
+        "window": [5, 8],
+    }
 
     def groups(self) -> int:
         """The number of KV heads."""
@@ -119,14 +125,13 @@ class NSA(SoftmaxMixer):
         return {**super().excepts(scope), "invariant": "φ multiplies the blocks of all rows at once"}
 
     def check(self, scope: Scope) -> list[Problem]:
-        if broken := check_heads(self.heads, self.groups(), self.head, scope):
-            return broken
-        if scope.sizes.get("coords", 1) != 1:
-            return [Problem("", "blocks are runs of text tokens, not of patches", "use attention with mask: block_local")]
-        if self.position.site == "stream" or self.position.needs():
-            what = f"{self.position.kind} does not act on queries and keys themselves"
-            return [Problem("position", what, "use rope or none")]
-        return []
+        patches, local = "blocks are runs of text tokens, not of patches", "use attention with mask: block_local"
+        elsewhere = self.position.site == "stream" or self.position.needs()
+        what = f"{self.position.kind} does not act on queries and keys themselves"
+        wrong = broken(
+            (scope.sizes.get("coords", 1) != 1, "", patches, local), (elsewhere, "position", what, "use rope or none")
+        )
+        return check_heads(self.heads, self.groups(), self.head, scope) or wrong[:1]
 
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         reads = (self.top + ALWAYS) * self.block
@@ -134,19 +139,8 @@ class NSA(SoftmaxMixer):
             return []
         return [Problem("top", f"all {length} tokens are selected: {reads} are the most", "use attention, or longer sequences")]
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {
-            "heads": [6, 4],
-            "kv_heads": [2, None, 1],
-            "head": [12],
-            "block": [4, 3],
-            "top": [1, 2],
-            "window": [5, 8],
-        }
 
-
-class NSAModule(SoftmaxModule):
+class NSAModule(SoftmaxModule, of=NSA):
     """x (…, n, embed) -> like x."""
 
     part: NSA

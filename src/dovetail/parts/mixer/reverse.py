@@ -19,7 +19,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.group import Mixer, Order
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Module
-from dovetail.core.part import Problem, child, register
+from dovetail.core.part import Problem, broken, child, register
 from dovetail.core.recur import Recurrent
 from dovetail.core.scope import Scope
 from dovetail.core.view import KVView
@@ -32,9 +32,6 @@ class Reverse(Mixer):
 
     mixer: Recurrent = child("gru")
 
-    def module(self) -> type[Module]:
-        return ReverseModule
-
     def child_scope(self, scope: Scope, child: str) -> Scope:
         return dc.replace(scope, decodes=False)
 
@@ -42,17 +39,15 @@ class Reverse(Mixer):
         return "both"
 
     def check(self, scope: Scope) -> list[Problem]:
-        found: list[Problem] = []
-        if self.mixer.starts_from_encoder():
-            what = "a state at the last token of a target follows no source"
-            found.append(Problem("mixer.from_encoder", what, "set it to false"))
-        if self.mixer.reads(scope):
-            what = f"{self.mixer.kind} reads values of the model or of other layers, which a reversed mixer is not given"
-            found.append(Problem("mixer", what, "use it in the usual direction"))
-        return found
+        start = "a state at the last token of a target follows no source"
+        values = f"{self.mixer.kind} reads values of the model or of other layers, which a reversed mixer is not given"
+        return broken(
+            (self.mixer.starts_from_encoder(), "mixer.from_encoder", start, "set it to false"),
+            (self.mixer.reads(scope), "mixer", values, "use it in the usual direction"),
+        )
 
 
-class ReverseModule(Module):
+class ReverseModule(Module, of=Reverse):
     """x (…, n, embed) -> like x."""
 
     mixer: Module

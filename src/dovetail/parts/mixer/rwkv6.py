@@ -16,8 +16,6 @@ Peng et al. 2024.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,7 +23,7 @@ from torch import Tensor
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.linear import Linear
-from dovetail.core.module import Module, at_least_fp32
+from dovetail.core.module import at_least_fp32
 from dovetail.core.part import Problem, register
 from dovetail.core.recur import Carry, Recurrent, RecurrentModule
 from dovetail.core.rows import SequenceRows
@@ -50,8 +48,8 @@ class Rwkv6(Recurrent):
     decay_rank: int = bounded(64, above=0)
     eps: float = bounded(64e-5, above=0)
 
-    def module(self) -> type[Module]:
-        return Rwkv6Module
+    tp_region = True
+    SAMPLES = {"heads": [2, 4], "head": [5, None], "mix_rank": [3, 8], "decay_rank": [6, 9], "eps": [64e-5, 0.1]}
 
     def axes(self, scope: Scope) -> Scope:
         head = self.head or scope.size("embed") // max(self.heads, 1)
@@ -60,18 +58,20 @@ class Rwkv6(Recurrent):
 
     def weights(self, scope: Scope) -> list[Weight]:
         embed, inner = ("embed",), ("heads", "head")
-        declared = [Weight(name=f"{name}.weight", out=inner, inp=embed) for name in "rkvg"]
-        # every head reads the whole interpolation, so it is replicated across ranks
-        declared += [Weight(name="mix_down.weight", out=("mixed", "mix_rank"), inp=embed, tp="replicate")]
-        declared += [Weight(name=f"mix_{name}.weight", out=embed, inp=("mix_rank",), tp="replicate") for name in MIXED]
-        declared += [Weight(name=f"mu_{name}", out=embed, init="const", role="gate") for name in ("x", *MIXED)]
-        declared += [Weight(name="fade_down.weight", out=("decay_rank",), inp=embed, tp="replicate")]
-        declared += [Weight(name="fade_up.weight", out=inner, inp=("decay_rank",))]
-        declared += [Weight(name="fade", out=inner, init="const", role="gate")]
-        declared += [Weight(name="bonus", out=inner, init="ones", role="gate")]
-        declared += [Weight(name="scale", out=inner, init="ones", role="norm")]
-        declared += [Weight(name="shift", out=inner, init="zeros", role="bias")]
-        return [*declared, Weight(name="o.weight", out=embed, inp=inner)]
+        return [
+            *(Weight(name=f"{name}.weight", out=inner, inp=embed) for name in "rkvg"),
+            # every head reads the whole interpolation, so it is replicated across ranks
+            Weight(name="mix_down.weight", out=("mixed", "mix_rank"), inp=embed, tp="replicate"),
+            *(Weight(name=f"mix_{name}.weight", out=embed, inp=("mix_rank",), tp="replicate") for name in MIXED),
+            *(Weight(name=f"mu_{name}", out=embed, init="const", role="gate") for name in ("x", *MIXED)),
+            Weight(name="fade_down.weight", out=("decay_rank",), inp=embed, tp="replicate"),
+            Weight(name="fade_up.weight", out=inner, inp=("decay_rank",)),
+            Weight(name="fade", out=inner, init="const", role="gate"),
+            Weight(name="bonus", out=inner, init="ones", role="gate"),
+            Weight(name="scale", out=inner, init="ones", role="norm"),
+            Weight(name="shift", out=inner, init="zeros", role="bias"),
+            Weight(name="o.weight", out=embed, inp=inner),
+        ]
 
     def constant(self, name: str, scope: Scope) -> Tensor:
         count = scope.size("heads", "head") if name == "fade" else scope.size("embed")
@@ -96,15 +96,8 @@ class Rwkv6(Recurrent):
             return [Problem("heads", f"{self.heads} does not divide the width, {scope.size('embed')}", "or set `head`")]
         return []
 
-    def tp_region(self) -> bool:
-        return True
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"heads": [2, 4], "head": [5, None], "mix_rank": [3, 8], "decay_rank": [6, 9], "eps": [64e-5, 0.1]}
-
-
-class Rwkv6Module(RecurrentModule):
+class Rwkv6Module(RecurrentModule, of=Rwkv6):
     """x (rows, n, embed) -> like x."""
 
     part: Rwkv6

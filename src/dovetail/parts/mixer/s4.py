@@ -20,7 +20,7 @@ Gu, Goel & Ré 2022 (S4); Gupta et al. 2022 (DSS); Gu et al. 2022 (S4D).
 from __future__ import annotations
 
 from math import log, pi
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,7 +29,6 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Act
 from dovetail.core.linear import Linear
-from dovetail.core.module import Module
 from dovetail.core.part import child, register
 from dovetail.core.recur import Carry, Recurrent, RecurrentModule
 from dovetail.core.rows import SequenceRows
@@ -74,8 +73,14 @@ class S4(Recurrent):
     bias: bool = False
     act: Act = child("gelu")
 
-    def module(self) -> type[Module]:
-        return S4Module
+    tp_region = True
+    SAMPLES = {
+        "inner": [20, 36],
+        "state_size": [5, 3],
+        "start": ["legs", "lin", "inv"],
+        "discretization": ["zoh", "bilinear"],
+        "bias": [False, True],
+    }
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(inner=self.inner or scope.size("embed"), state=self.state_size, pair=2)
@@ -108,21 +113,8 @@ class S4(Recurrent):
         flops = space_flops(n, scope.size("inner"), scope.size("state"))
         return flops, flops
 
-    def tp_region(self) -> bool:
-        return True
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {
-            "inner": [20, 36],
-            "state_size": [5, 3],
-            "start": ["legs", "lin", "inv"],
-            "discretization": ["zoh", "bilinear"],
-            "bias": [False, True],
-        }
-
-
-class S4Module(RecurrentModule):
+class S4Module(RecurrentModule, of=S4):
     """u (rows, n, embed) -> like u."""
 
     part: S4
@@ -135,7 +127,7 @@ class S4Module(RecurrentModule):
     skip: Tensor
 
     def setup(self) -> None:
-        self.act = self.part.act.function()
+        self.act = self.part.act.function
 
     def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
         x = ctx.tap(self, "x", self.x(x))

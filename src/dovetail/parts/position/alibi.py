@@ -13,7 +13,6 @@ from torch import Tensor
 
 from dovetail.core.group import Position, PositionModule
 from dovetail.core.layout import TokenLayout
-from dovetail.core.module import Module
 from dovetail.core.part import register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
@@ -23,8 +22,7 @@ from dovetail.core.weight import Weight
 class Alibi(Position):
     """ALiBi: scores fall linearly with distance."""
 
-    def module(self) -> type[Module]:
-        return AlibiModule
+    slope = "slope"
 
     def weights(self, scope: Scope) -> list[Weight]:
         return [Weight(name="slope", out=("heads",), role="const")]
@@ -35,9 +33,6 @@ class Alibi(Position):
     def needs(self) -> frozenset[str]:
         return frozenset({"bias"})
 
-    def slope(self) -> str | None:
-        return "slope"
-
 
 def slopes(heads: int) -> list[float]:
     """The slope of each head."""
@@ -46,7 +41,7 @@ def slopes(heads: int) -> list[float]:
     return series + [2 ** (-4 * (2 * i + 1) / below) for i in range(heads - below)]
 
 
-class AlibiModule(PositionModule):
+class AlibiModule(PositionModule, of=Alibi):
     """score -> (…, heads, n, m)."""
 
     slope: Tensor

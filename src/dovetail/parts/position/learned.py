@@ -5,7 +5,7 @@ x ← x + table[position + offset]            table (length + offset, embed)    
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,6 @@ from dovetail.core.errors import StateError
 from dovetail.core.field import bounded
 from dovetail.core.group import Position, PositionModule
 from dovetail.core.layout import TokenLayout
-from dovetail.core.module import Module
 from dovetail.core.part import Mistake, Problem, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
@@ -31,8 +30,7 @@ class Learned(Position):
     length: int = bounded(1024, above=0)
     offset: int = bounded(0, at_least=0)
 
-    def module(self) -> type[Module]:
-        return LearnedModule
+    SAMPLES = {"length": [64, 70], "offset": [0, 2]}
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(position=self.length + self.offset)
@@ -51,12 +49,8 @@ class Learned(Position):
             )
         ]
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"length": [64, 70], "offset": [0, 2]}
 
-
-class LearnedModule(PositionModule):
+class LearnedModule(PositionModule, of=Learned):
     """x (…, n, embed) -> like x."""
 
     part: Learned

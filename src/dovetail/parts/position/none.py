@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from dovetail.core.group import Position, PositionModule
-from dovetail.core.module import Module
+from dovetail.core.group import Position
 from dovetail.core.part import register
 
 
@@ -14,6 +13,3 @@ class NoPosition(Position):
     """No positions (NoPE)."""
 
     site: ClassVar[Literal["stream", "mixer", "any"]] = "any"
-
-    def module(self) -> type[Module]:
-        return PositionModule

@@ -15,7 +15,7 @@ Su et al. 2021; Wang et al. 2024 (mrope)
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -23,8 +23,8 @@ from torch import Tensor
 from dovetail.core.field import bounded
 from dovetail.core.group import Position, PositionModule, Scaling
 from dovetail.core.layout import TokenLayout
-from dovetail.core.module import Module, at_least_fp32
-from dovetail.core.part import Mistake, Problem, register
+from dovetail.core.module import at_least_fp32
+from dovetail.core.part import Mistake, Problem, broken, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
@@ -51,8 +51,14 @@ class Rope(Position):
     when: Literal["write", "read"] = "write"
     scaling: Scaling | None = None
 
-    def module(self) -> type[Module]:
-        return RopeModule
+    SAMPLES = {
+        "base": [10000.0, 100.0],
+        "fraction": [1.0, 0.5],
+        "pairs": ["half", "adjacent"],
+        "coords": [1, 2, 3],
+        "sections": [(), (2, 4), (1, 2, 3)],
+        "when": ["write", "read"],
+    }
 
     def coordinates(self) -> int:
         return self.coords
@@ -72,13 +78,12 @@ class Rope(Position):
         return int(scope.size("head") * self.fraction)
 
     def weights(self, scope: Scope) -> list[Weight]:
-        frequency = Weight(name="frequency", out=("pair",), role="const")
-        declared = [frequency]
-        if self.scaling is not None and self.scaling.varies:
-            declared.append(Weight(name="unstretched", out=("pair",), role="const"))
-        if self.sections:
-            declared.append(Weight(name="coordinate", out=("pair",), role="const", dtype="int64"))
-        return declared
+        varies = self.scaling is not None and self.scaling.varies
+        return [
+            Weight(name="frequency", out=("pair",), role="const"),
+            *([Weight(name="unstretched", out=("pair",), role="const")] if varies else []),
+            *([Weight(name="coordinate", out=("pair",), role="const", dtype="int64")] if self.sections else []),
+        ]
 
     def idle(self, scope: Scope) -> frozenset[str]:
         no_cache = set() if scope.decodes else {"when"}
@@ -99,36 +104,30 @@ class Rope(Position):
         return self.scaling.frequencies(self.plain(scope), self.base)
 
     def check(self, scope: Scope) -> list[Problem]:
-        turning, token_coords = self.turning(scope), scope.size("coords")
-        if self.coords != 1 and token_coords not in (1, self.coords):
-            return [
-                Problem(
-                    "coords",
-                    f"{self.coords} coordinates for tokens with {token_coords}",
-                    "use 1, or as many as the tokens have",
-                )
-            ]
-        if turning == 0 or turning % (2 * self.ladders()):
-            what = f"{turning} rotated channels of {scope.size('head')} cannot be paired for {self.ladders()} coordinate(s)"
-            return [Problem("fraction", what, f"make head · fraction a multiple of {2 * self.ladders()}")]
-        if self.sections and (len(self.sections) != self.coords or self.coords == 1):
-            what = f"{len(self.sections)} sections for {self.coords} coordinate(s)"
-            return [Problem("sections", what, "give one per coordinate, of 2 or 3 coordinates, or none")]
-        if self.sections and (min(self.sections) < 1 or sum(self.sections) != scope.size("pair")):
-            what = f"{list(self.sections)} do not divide the {scope.size('pair')} rotated pairs of a head"
-            return [Problem("sections", what, f"give numbers from 1 on whose sum is {scope.size('pair')}")]
-        return [] if self.scaling is None else self.scaling.check(scope)
-
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {
-            "base": [10000.0, 100.0],
-            "fraction": [1.0, 0.5],
-            "pairs": ["half", "adjacent"],
-            "coords": [1, 2, 3],
-            "sections": [(), (2, 4), (1, 2, 3)],
-            "when": ["write", "read"],
-        }
+        turning, token_coords, head = self.turning(scope), scope.size("coords"), scope.size("head")
+        pairs, coords, sections, each = scope.size("pair"), self.coords, self.sections, 2 * self.ladders()
+        unpaired = f"{turning} rotated channels of {head} cannot be paired for {self.ladders()} coordinate(s)"
+        return broken(
+            (
+                coords != 1 and token_coords not in (1, coords),
+                "coords",
+                f"{coords} coordinates for tokens with {token_coords}",
+                "use 1, or as many as the tokens have",
+            ),
+            (turning == 0 or turning % each, "fraction", unpaired, f"make head · fraction a multiple of {each}"),
+            (
+                sections and (len(sections) != coords or coords == 1),
+                "sections",
+                f"{len(sections)} sections for {coords} coordinate(s)",
+                "give one per coordinate, of 2 or 3 coordinates, or none",
+            ),
+            (
+                sections and (min(sections) < 1 or sum(sections) != pairs),
+                "sections",
+                f"{list(sections)} do not divide the {pairs} rotated pairs of a head",
+                f"give numbers from 1 on whose sum is {pairs}",
+            ),
+        )[:1] or ([] if self.scaling is None else self.scaling.check(scope))
 
     def excepts(self, scope: Scope) -> dict[str, str]:
         if self.scaling is None or not self.scaling.varies:
@@ -137,7 +136,7 @@ class Rope(Position):
         return {"chunked": why, "rollback": why}
 
 
-class RopeModule(PositionModule):
+class RopeModule(PositionModule, of=Rope):
     """q, k (…, n, heads, head) -> like them."""
 
     part: Rope

@@ -13,7 +13,7 @@ proportional    f / factor for the first fraction · pairs, 0 for the others, wh
 from __future__ import annotations
 
 from math import ceil, floor, log, pi, sqrt
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -45,17 +45,15 @@ def _ntk_power(pairs: int) -> float:
 
 
 @register("linear_scaling")
-class Linear(Scaling):
+class LinearScaling(Scaling):
     """Position interpolation: positions are divided by `factor`."""
 
     factor: float = bounded(2.0, at_least=1, at_most=MAX_FACTOR)
 
+    SAMPLES = {"factor": [2.0, 4.0]}
+
     def frequencies(self, plain: Tensor, base: float) -> Tensor:
         return plain / self.factor
-
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"factor": [2.0, 4.0]}
 
 
 @register("ntk")
@@ -64,15 +62,13 @@ class Ntk(Scaling):
 
     factor: float = bounded(2.0, at_least=1, at_most=MAX_FACTOR)
 
+    SAMPLES = {"factor": [2.0, 4.0]}
+
     def frequencies(self, plain: Tensor, base: float) -> Tensor:
         return _frequencies(base * self.factor ** _ntk_power(plain.shape[-1]), plain)
 
     def check(self, scope: Scope) -> list[Problem]:
         return _several_pairs(scope)
-
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"factor": [2.0, 4.0]}
 
 
 @register("dynamic_ntk")
@@ -82,6 +78,8 @@ class DynamicNtk(Scaling):
     varies: ClassVar[bool] = True
     factor: float = bounded(2.0, at_least=1, at_most=MAX_FACTOR)
     original: int = bounded(2048, above=0)
+
+    SAMPLES = {"factor": [2.0, 4.0], "original": [8, 6]}
 
     def limit(self) -> int:
         return self.original
@@ -97,10 +95,6 @@ class DynamicNtk(Scaling):
     def check(self, scope: Scope) -> list[Problem]:
         return _several_pairs(scope)
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"factor": [2.0, 4.0], "original": [8, 6]}
-
 
 @register("yarn")
 class Yarn(Scaling):
@@ -112,6 +106,15 @@ class Yarn(Scaling):
     beta_slow: float = bounded(1.0, above=0)
     attention: float | None = bounded(None, above=0)  # cos and sin are multiplied by it; by default 0.1·ln(factor) + 1
     truncate: bool = True
+
+    SAMPLES = {
+        "factor": [4.0, 8.0],
+        "original": [200, 1000],
+        "beta_fast": [8.0, 0.25],
+        "beta_slow": [1.0, 0.001],
+        "attention": [None, 1.3],
+        "truncate": [False, True],
+    }
 
     def limit(self) -> int:
         return self.original
@@ -134,17 +137,6 @@ class Yarn(Scaling):
     def check(self, scope: Scope) -> list[Problem]:
         return _several_pairs(scope)
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {
-            "factor": [4.0, 8.0],
-            "original": [200, 1000],
-            "beta_fast": [8.0, 0.25],
-            "beta_slow": [1.0, 0.001],
-            "attention": [None, 1.3],
-            "truncate": [False, True],
-        }
-
 
 @register("llama3")
 class Llama3(Scaling):
@@ -154,6 +146,8 @@ class Llama3(Scaling):
     original: int = bounded(8192, above=0)
     low: float = bounded(1.0, above=0)  # wavelengths longer than original/low are divided
     high: float = bounded(4.0, above=0)  # those shorter than original/high are unchanged
+
+    SAMPLES = {"factor": [8.0, 2.0], "original": [16, 40], "low": [0.1, 0.5], "high": [4.0, 2.0]}
 
     def limit(self) -> int:
         return self.original
@@ -168,10 +162,6 @@ class Llama3(Scaling):
             return [Problem("scaling.high", f"{self.high} is not above low, {self.low}")]
         return []
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"factor": [8.0, 2.0], "original": [16, 40], "low": [0.1, 0.5], "high": [4.0, 2.0]}
-
 
 @register("longrope")
 class LongRope(Scaling):
@@ -184,6 +174,14 @@ class LongRope(Scaling):
     # new context length / original; sets the amplitude of cos and sin
     factor: float = bounded(1.0, above=0, at_most=MAX_FACTOR)
     attention: float | None = bounded(None, above=0)
+
+    SAMPLES = {
+        "short": [(1.0,), (1.1,)],
+        "long": [(3.0,), (2.0,)],
+        "original": [8, 6],
+        "factor": [1.0, 4.0],
+        "attention": [None, 1.2],
+    }
 
     def limit(self) -> int:
         return self.original
@@ -212,16 +210,6 @@ class LongRope(Scaling):
             return [Problem("scaling.factor", "has no effect where `attention` is given", "remove one of the two")]
         return []
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {
-            "short": [(1.0,), (1.1,)],
-            "long": [(3.0,), (2.0,)],
-            "original": [8, 6],
-            "factor": [1.0, 4.0],
-            "attention": [None, 1.2],
-        }
-
 
 @register("proportional")
 class Proportional(Scaling):
@@ -231,6 +219,8 @@ class Proportional(Scaling):
 
     fraction: float = bounded(0.25, above=0, at_most=1)  # of the pairs, the first ones, that are rotated
     factor: float = bounded(1.0, at_least=1, at_most=MAX_FACTOR)
+
+    SAMPLES = {"fraction": [0.5, 1.0], "factor": [1.0, 3.0]}
 
     def turning(self, pairs: int) -> int:
         """The number of rotated pairs."""
@@ -246,7 +236,3 @@ class Proportional(Scaling):
             return []
         what = f"a fraction of {self.fraction} of {pairs} pairs rotates none"
         return [Problem("scaling.fraction", what, f"use at least {1 / pairs:.3g}")]
-
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"fraction": [0.5, 1.0], "factor": [1.0, 3.0]}

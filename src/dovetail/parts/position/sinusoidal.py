@@ -8,7 +8,7 @@ tensor2tensor, fairseq, XGLM). `offset` is added to p.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -16,8 +16,7 @@ from torch import Tensor
 from dovetail.core.field import bounded
 from dovetail.core.group import Position, PositionModule
 from dovetail.core.layout import TokenLayout
-from dovetail.core.module import Module
-from dovetail.core.part import Problem, register
+from dovetail.core.part import Problem, broken, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
 
@@ -32,8 +31,7 @@ class Sinusoidal(Position):
     endpoint: bool = False  # the last frequency is 1/base
     offset: int = bounded(0, at_least=0)  # the first position
 
-    def module(self) -> type[Module]:
-        return SinusoidalModule
+    SAMPLES = {"base": [10000.0, 100.0], "halves": [False, True], "endpoint": [False, True], "offset": [0, 2]}
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(wave=scope.size("embed") // 2)
@@ -47,21 +45,14 @@ class Sinusoidal(Position):
         return self.base ** -(torch.arange(pairs, dtype=torch.float64) / steps)
 
     def check(self, scope: Scope) -> list[Problem]:
-        width = scope.size("embed")
-        if width % 2:
-            return [Problem("", f"needs an even width, not {width}", "make the width even")]
-        if self.endpoint and width < 4:
-            return [
-                Problem("endpoint", f"needs a width of 4 or more, not {width}", "set endpoint to false, or use a larger width")
-            ]
-        return []
-
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"base": [10000.0, 100.0], "halves": [False, True], "endpoint": [False, True], "offset": [0, 2]}
+        width, remedy = scope.size("embed"), "set endpoint to false, or use a larger width"
+        return broken(
+            (width % 2, "", f"needs an even width, not {width}", "make the width even"),
+            (self.endpoint and width < 4, "endpoint", f"needs a width of 4 or more, not {width}", remedy),
+        )[:1]
 
 
-class SinusoidalModule(PositionModule):
+class SinusoidalModule(PositionModule, of=Sinusoidal):
     """x (…, n, embed) -> like x."""
 
     part: Sinusoidal

@@ -20,15 +20,12 @@ Shapes: q (…, n, heads, head) -> (…, n, heads, 2·head), k (…, m, kv_heads
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from dovetail.core.group import Position, PositionModule
 from dovetail.core.layout import TokenLayout
-from dovetail.core.module import Module
-from dovetail.core.part import Problem, child, register
+from dovetail.core.part import Problem, broken, child, register
 from dovetail.core.scope import Scope
 
 
@@ -37,6 +34,8 @@ class Streaming(Position):
     """StreamingLLM: another position, in which the first tokens are never farther away than the size of the cache."""
 
     of: Position = child("rope", when="read")
+
+    SAMPLES = {"of": [{"kind": "rope", "when": "read"}, "alibi", {"kind": "rope", "base": 100.0}]}
 
     @property
     def rotates(self) -> bool:  # type: ignore[override]
@@ -48,9 +47,6 @@ class Streaming(Position):
 
     def rotates_on_read(self) -> bool:
         return self.rotates  # the half of a key that concerns a query is chosen on read
-
-    def module(self) -> type[Module]:
-        return StreamingModule
 
     def widens(self, scope: Scope) -> bool:
         return self.twice(scope)
@@ -70,23 +66,15 @@ class Streaming(Position):
         return each * (n * n + learned), each * (full * (full + 1) // 2 + (n - full) * full + learned)
 
     def check(self, scope: Scope) -> list[Problem]:
-        if "cache" not in scope.sizes:
-            what = "needs a KV cache of fixed size"
-            return [
-                Problem("", what, "give a decoder's attention a window: mask: [causal, {kind: window, size: 256, keep: 4}]")
-            ]
-        if self.of.site != "mixer":
-            return [Problem("of", f"{self.of.kind} does not act in attention", "use a position that does: rope")]
-        if isinstance(self.of, Streaming):
-            return [Problem("of", "is itself streaming", "use the position that it wraps: rope")]
-        return []
-
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"of": [{"kind": "rope", "when": "read"}, "alibi", {"kind": "rope", "base": 100.0}]}
+        window = "give a decoder's attention a window: mask: [causal, {kind: window, size: 256, keep: 4}]"
+        return broken(
+            ("cache" not in scope.sizes, "", "needs a KV cache of fixed size", window),
+            (self.of.site != "mixer", "of", f"{self.of.kind} does not act in attention", "use a position that does: rope"),
+            (isinstance(self.of, Streaming), "of", "is itself streaming", "use the position that it wraps: rope"),
+        )[:1]
 
 
-class StreamingModule(PositionModule):
+class StreamingModule(PositionModule, of=Streaming):
     """q, k (…, n, heads, head) -> (…, n, heads, 2·head); score -> (…, heads, n, m)."""
 
     part: Streaming

@@ -7,7 +7,6 @@ half of all buckets for later keys.                                             
 from __future__ import annotations
 
 from math import log
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +14,6 @@ from torch import Tensor
 from dovetail.core.field import bounded
 from dovetail.core.group import Position, PositionModule
 from dovetail.core.layout import TokenLayout
-from dovetail.core.module import Module
 from dovetail.core.part import Problem, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
@@ -30,8 +28,7 @@ class T5Bias(Position):
     bidirectional: bool = False
     shared: bool = True  # one table for all layers of a stack, stored in the first
 
-    def module(self) -> type[Module]:
-        return T5BiasModule
+    SAMPLES = {"buckets": [8, 12], "max_distance": [16, 20], "bidirectional": [False, True], "shared": [True, False]}
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(bucket=self.buckets)
@@ -56,12 +53,8 @@ class T5Bias(Position):
             ]
         return []
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"buckets": [8, 12], "max_distance": [16, 20], "bidirectional": [False, True], "shared": [True, False]}
 
-
-class T5BiasModule(PositionModule):
+class T5BiasModule(PositionModule, of=T5Bias):
     """score -> (…, heads, n, m)."""
 
     part: T5Bias

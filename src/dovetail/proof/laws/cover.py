@@ -1,6 +1,6 @@
 """Pairwise covering: sampled specs in which every pair of sample values that can occur together does so at least once.
 
-A **factor** is a value at a place: a field with one of its part's `samples()`, a slot with one of the registered kinds, or a
+A **factor** is a value at a place: a field with one of its part's `SAMPLES`, a slot with one of the registered kinds, or a
 declaration that holds: a method of a group that answers yes or no (`widens`, `rotates_on_read`), which may follow from several
 fields at once. A place names the kinds above it (`model/layers=block/mixer=attention/position=rope/base`), so a user's own part
 is covered too.

@@ -1,4 +1,4 @@
-"""Sampled specs: every slot has a random kind of its group, every field a random one of its part's `samples()`.
+"""Sampled specs: every slot has a random kind of its group, every field a random one of its part's `SAMPLES`.
 
 Pinned places (place -> value) have the pinned value. A random combination of many parts is rarely legal: a field that `check`
 refuses gets its default, and where that is no help its layer is sampled again.
@@ -82,7 +82,7 @@ def fields(kind: str) -> tuple[tuple[str, type[Part] | None, bool], ...]:
 def sampled(kind: str) -> dict[str, dict[str, Any]]:
     """field -> {repr of the value: the value as plain data} for the samples of a kind."""
     cls = KINDS[kind]
-    return {name: {_repr(cls, kind, name, value): value for value in values} for name, values in cls.samples().items()}
+    return {name: {_repr(cls, kind, name, value): value for value in values} for name, values in cls.SAMPLES.items()}
 
 
 def _repr(cls: type[Part], kind: str, name: str, value: Any) -> str:

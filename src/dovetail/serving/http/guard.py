@@ -61,7 +61,7 @@ class Gate:
         return True
 
 
-class Body:
+class UnreadBody:
     """Reads what is left of a body before an answer is sent, up to a limit: a server that answers and closes while its client
     still sends resets the connection, and the client never reads the answer."""
 
@@ -108,7 +108,7 @@ class Guard:
         if scope["path"] == OPEN:
             return await self.app(scope, receive, send)
         self.gate.enter()
-        body = Body(receive, send)
+        body = UnreadBody(receive, send)
         try:
             scope[TENANT], scope[ADMIN] = self.checked(scope)
         except ApiError as error:

@@ -42,9 +42,8 @@ class Options:
                 raise UsageError(f"--adapter: {printable(name, 80)!r} is no name; give letters, digits and . _ - / :")
         if self.adapter_root is not None and not self.admin_keys:
             raise UsageError("--adapter-root: needs --admin-key-file, so that nobody else reads directories of this machine")
-        for key in (*self.keys, *self.admin_keys):
-            if not key or not key.isascii() or not key.isprintable() or " " in key:
-                raise UsageError("--api-key: is empty or holds a character that no HTTP header has; give printable ASCII")
+        if any(not key or not key.isascii() or not key.isprintable() or " " in key for key in (*self.keys, *self.admin_keys)):
+            raise UsageError("--api-key: is empty or holds a character that no HTTP header has; give printable ASCII")
         if not self.metrics_prefix.isidentifier():
             raise UsageError(f"--metrics-prefix: {self.metrics_prefix[:40]!r} is not a name; give letters, digits and _")
         if self.tool_parser is not None:

@@ -16,7 +16,6 @@ class Splits(Protocol):
 
     def split(self, text: str, *, start: bool, final: bool, tools: Collection[str]) -> Split:
         """Split text into content, calls, and what waits for more."""
-        ...
 
 
 class WholeCall:

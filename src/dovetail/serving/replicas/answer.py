@@ -1,6 +1,6 @@
 """A request in a replica: the app answers a call that came as one message, and its response goes back in parts.
 
-    caller          Call ->                             -> app(scope, receive, send)
+    caller          ReplicaCall ->                             -> app(scope, receive, send)
                     <- start, body, body …, body        <- send
 
 The caller that stops early cancels the app, which aborts the request in the engine.
@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 
 @dc.dataclass(frozen=True, kw_only=True)
-class Call:
+class ReplicaCall:
     """An HTTP request with its whole body."""
 
     method: str
@@ -35,7 +35,7 @@ class Call:
         return {"type": "http", "asgi": asgi, "method": self.method, **path, "headers": list(self.headers), **about}
 
 
-async def answer(app: ASGIApp, call: Call) -> AsyncGenerator[Message, None]:
+async def answer(app: ASGIApp, call: ReplicaCall) -> AsyncGenerator[Message, None]:
     """Yield the parts of the response of an app. Raises what the app raises."""
     parts: asyncio.Queue[Message | None] = asyncio.Queue()
     bodies = [call.body]

@@ -22,7 +22,7 @@ from dovetail.serving.http.body import ClientGone, read_bytes
 from dovetail.serving.http.errors import ApiError, as_api_error
 from dovetail.serving.http.guard import OPEN, READING, TENANT
 from dovetail.serving.http.respond import DONE, while_connected
-from dovetail.serving.replicas.answer import Call
+from dovetail.serving.replicas.answer import ReplicaCall
 from dovetail.serving.replicas.prefix import prefix_keys
 
 METRICS = "/metrics"
@@ -38,7 +38,9 @@ class ReplicaLost(Exception):
 class Relay:
     """Passes requests to replicas. It runs behind a Guard."""
 
-    def __init__(self, ask: Callable[[Call], AsyncGenerator[Message, None]], metrics: Callable[[], Awaitable[bytes]]) -> None:
+    def __init__(
+        self, ask: Callable[[ReplicaCall], AsyncGenerator[Message, None]], metrics: Callable[[], Awaitable[bytes]]
+    ) -> None:
         """`ask` yields the parts of a replica's response; it raises ReplicaLost, and Busy where no replica takes more.
         `metrics` returns those of all replicas."""
         self.ask, self.metrics = ask, metrics
@@ -64,10 +66,10 @@ class Relay:
         except Exception as error:
             await _end(as_api_error(error), started, scope, receive, send)
 
-    async def _call(self, request: Request) -> Call:
+    async def _call(self, request: Request) -> ReplicaCall:
         scope, reads = request.scope, request.method in READING
         body = b"" if reads else await read_bytes(request)
-        return Call(
+        return ReplicaCall(
             method=request.method,
             path=scope["path"],
             headers=tuple((bytes(name), bytes(value)) for name, value in scope["headers"]),
@@ -76,7 +78,7 @@ class Relay:
             keys=prefix_keys(scope.get(TENANT, ""), body) if body else (),
         )
 
-    async def _pass(self, call: Call, send: Send, started: list[Message]) -> None:
+    async def _pass(self, call: ReplicaCall, send: Send, started: list[Message]) -> None:
         seconds = HEALTH_SECONDS if call.path == OPEN else None
         try:
             async with asyncio.timeout(seconds):

@@ -24,7 +24,7 @@ from dovetail.serving.can_serve import Recurring
 ALIGNED = 16  # bytes: where a state begins in a block
 
 
-class Placed(NamedTuple):
+class PlacedState(NamedTuple):
     """One state in a block: its first byte, its number of bytes, its dtype and its shape."""
 
     first: int
@@ -33,13 +33,13 @@ class Placed(NamedTuple):
     shape: tuple[int, ...]
 
 
-def placed_states(one: Recurring, dtype: torch.dtype, cuts: Mapping[str, int]) -> tuple[list[Placed], int]:
+def placed_states(one: Recurring, dtype: torch.dtype, cuts: Mapping[str, int]) -> tuple[list[PlacedState], int]:
     """Return the states of a mixer in a block, and the bytes of the block; `cuts` are the axes that ranks share."""
-    placed, end = list[Placed](), 0
+    placed, end = list[PlacedState](), 0
     for state in one.states:
         kind, shape = stored_dtype(state, dtype), state.shape(one.scope, cuts)
         for _ in range(state.copies):
-            placed.append(Placed(end, prod(shape) * kind.itemsize, kind, shape))
+            placed.append(PlacedState(end, prod(shape) * kind.itemsize, kind, shape))
             end += -(-placed[-1].size // ALIGNED) * ALIGNED
     return placed, end
 
@@ -47,7 +47,7 @@ def placed_states(one: Recurring, dtype: torch.dtype, cuts: Mapping[str, int]) -
 class StateBlocks(nn.Module):
     """The states of one mixer, in vLLM's blocks."""
 
-    def __init__(self, placed: Sequence[Placed], size: int, prefix: str) -> None:
+    def __init__(self, placed: Sequence[PlacedState], size: int, prefix: str) -> None:
         super().__init__()
         self.placed, self.size, self.prefix = placed, size, prefix
         self.kv_cache: tuple[Tensor, ...] = ()  # (blocks, bytes), which vLLM copies
@@ -70,7 +70,7 @@ class StateBlocks(nn.Module):
         ]
 
 
-def state_layer(placed: Sequence[Placed], size: int, vllm_config: Any, prefix: str) -> StateBlocks:
+def state_layer(placed: Sequence[PlacedState], size: int, vllm_config: Any, prefix: str) -> StateBlocks:
     """Construct vLLM's state layer for the states of a mixer; `prefix` names the layer in vLLM's cache."""
     from vllm.model_executor.layers.mamba.abstract import MambaBase  # pyright: ignore[reportMissingImports]
     from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum  # pyright: ignore[reportMissingImports]

@@ -14,7 +14,7 @@ TAG = "<|python_tag|>"
 OPENING = "{"
 
 
-class Llama3(ToolParser):
+class Llama3Calls(ToolParser):
     """An answer of JSON objects."""
 
     name = "llama3"

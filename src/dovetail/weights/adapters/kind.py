@@ -90,7 +90,7 @@ def tp_of(base: Declared) -> Tp:
     """How the factors of an adapter are sharded: as the weight. In a part that enters its region itself (a head over the
     vocabulary), a factor that is not sharded is inside of it."""
     own = base.scope.names((*base.weight.out, *base.weight.inp))
-    return "inside" if base.weight.tp == "auto" and set(base.part.tp_axes()) & set(own) else base.weight.tp
+    return "inside" if base.weight.tp == "auto" and set(base.part.tp_axes) & set(own) else base.weight.tp
 
 
 class AdapterModule(Adapter):

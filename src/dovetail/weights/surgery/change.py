@@ -102,7 +102,7 @@ def _shapes_only(d: FieldChange, scope: Scope) -> bool:
     """Whether values of the field (both given ones, a size twice as large, the part's samples) change shapes and nothing
     else."""
     values = [getattr(d.a, d.field), getattr(d.b, d.field)]
-    values += [2 * value for value in values if type(value) is int] + type(d.b).samples().get(d.field, [])
+    values += [2 * value for value in values if type(value) is int] + type(d.b).SAMPLES.get(d.field, [])
     signatures = [_signature(dc.replace(d.b, **{d.field: value}), scope) for value in values]
     same_tensors = signatures[0][0] == signatures[1][0]
     return same_tensors and any(signature != signatures[0] for signature in signatures)

@@ -5,14 +5,12 @@ score(i, j) −= slope_h · |i − j|          slope (heads,), all `start` at fi
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from dovetail.core.group import Position, PositionModule
 from dovetail.core.layout import TokenLayout
-from dovetail.core.module import Module, at_least_fp32
+from dovetail.core.module import at_least_fp32
 from dovetail.core.part import Problem, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
@@ -24,8 +22,7 @@ class Offset(Position):
 
     start: float = 0.1
 
-    def module(self) -> type[Module]:
-        return OffsetModule
+    SAMPLES = {"start": [0.1, 0.4]}
 
     def weights(self, scope: Scope) -> list[Weight]:
         return [Weight(name="slope", out=("heads",), init="const", role="gate")]
@@ -39,12 +36,8 @@ class Offset(Position):
     def check(self, scope: Scope) -> list[Problem]:
         return [] if self.start >= 0 else [Problem("start", f"{self.start} is below 0", "near tokens would count least")]
 
-    @classmethod
-    def samples(cls) -> dict[str, list[Any]]:
-        return {"start": [0.1, 0.4]}
 
-
-class OffsetModule(PositionModule):
+class OffsetModule(PositionModule, of=Offset):
     """score -> (…, heads, n, m)."""
 
     slope: Tensor
