@@ -27,6 +27,7 @@ from dovetail.model import Model
 from dovetail.parallel.placement import placed, tp_regions
 
 HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # of vLLM's attention on CPU
+KV_CACHE = ("token", ("kv_heads", "head"))
 CARRIED = frozenset({"softcap", "sink", "bias"})  # needs of a score rule that vLLM's attention layer has
 NATIVE = "serve it with the native engine"
 
@@ -88,8 +89,8 @@ def attending(spec: Model) -> Iterator[Attending]:
     """The mixers whose only state is a KV cache that `KV.attend` alone reads."""
     for path, part, scope in walk(spec):
         states = part.state(scope)
-        own = isinstance(part, SoftmaxMixer) and part.attends and not scope.drafts and len(states) == 1
-        if own and states[0].per == "token" and states[0].axes == ("kv_heads", "head"):
+        layouts = [(state.per, state.axes) for state in states]
+        if isinstance(part, SoftmaxMixer) and part.attends and not scope.drafts and layouts == [KV_CACHE]:
             yield Attending(path, part, scope, states[0])
 
 

@@ -47,7 +47,7 @@ def _samples(text: str) -> Iterator[str]:
         start = stop
 
 
-def _on_bytes(model: models.Model, trainer: type[trainers.Trainer], text: str, vocab: int) -> Engine:
+def _on_bytes(model: models.Model, trainer: Callable[..., trainers.Trainer], text: str, vocab: int) -> Engine:
     """Train a model on bytes."""
     if vocab < LEAST:
         raise SpecError("vocab", f"{vocab} is too small: bytes and special tokens already take {LEAST}", f"--set vocab={LEAST}")
