@@ -11,7 +11,7 @@ from dovetail.api.arguments import silent
 from dovetail.api.show_data import DataSummary
 from dovetail.core.errors import FileError, UsageError
 from dovetail.core.limits import JSON_BYTES, TOKENIZER_BYTES
-from dovetail.data.build import build, delete_corpus
+from dovetail.data.build import build
 from dovetail.data.cluster import RayCluster
 from dovetail.data.executors import Executor, ProcessPool, available_workers
 from dovetail.data.formats import Options
@@ -70,12 +70,10 @@ def build_data(
     files = expand([inputs] if isinstance(inputs, (str, Path)) else inputs)
     plan = make_plan(files, settings, format)
     say(f"files {len(files):,}, bytes {plan.bytes:,}, units {len(plan.units):,}")
-    if force:
-        delete_corpus(place)
     if executor is None:
         executor = ProcessPool(workers or available_workers()) if cluster is None else RayCluster(cluster)
     with WorkProgress(quiet) as progress:
-        manifest = build(place, plan, text, executor, progress)
+        manifest = build(place, plan, text, executor, progress, replace=force)
     if held_out and not manifest.splits[HELD_OUT].documents:
         say("no document is held out: there are too few; cut files into documents (--lines, --separator), or raise --held-out")
     return DataSummary(place, manifest)

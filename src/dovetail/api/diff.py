@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses as dc
-from typing import Any, ClassVar
+from typing import Any
 
 from rich.console import RenderableType
 
@@ -11,7 +11,7 @@ from dovetail.api.arguments import SpecLike, read_spec
 from dovetail.api.result import PageResult
 from dovetail.files.spec import Changes
 from dovetail.views.diff import diff_view
-from dovetail.views.diff_page import RULES, diff_body
+from dovetail.views.diff_page import diff_body
 from dovetail.weights.surgery import Diff, diff as diff_specs
 
 
@@ -19,7 +19,6 @@ from dovetail.weights.surgery import Diff, diff as diff_specs
 class SpecDiff(PageResult, Diff):
     """Two specs compared: `tensors` with a status each, and the fields that differ (`change`)."""
 
-    rules: ClassVar[str] = RULES
     names: tuple[str, str] = ("a", "b")
 
     def to_dict(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from rich.console import Group, RenderableType
 
@@ -23,7 +23,7 @@ from dovetail.planning.search import Job, search
 from dovetail.training.objective import next_token
 from dovetail.training.plan import OptimizerKind, Precision, Recompute
 from dovetail.views.plan import plan_view
-from dovetail.views.plan_page import RULES, plan_page
+from dovetail.views.plan_page import plan_page
 
 BATCH_TOKENS = 2**24  # tokens per step where no batch is given: Llama 3's
 TOP = 3  # layouts that are traced and fit
@@ -32,8 +32,6 @@ TOP = 3  # layouts that are traced and fit
 @dc.dataclass(frozen=True, repr=False)
 class TrainingPlan(Findings, PageResult):
     """Layouts of a job, fastest first, and those that cannot run."""
-
-    rules: ClassVar[str] = RULES
 
     def to_dict(self) -> dict[str, Any]:
         found = [layout_data(self.job, one, out) for one, out in zip(self.layouts, self.outlooks, strict=True)]

@@ -8,7 +8,7 @@ result                as HTML in a notebook, where the result has a page
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any
 
 from rich.console import RenderableType
 
@@ -38,8 +38,6 @@ class Result(ABC):
 class PageResult(Result):
     """A result that is also an HTML page."""
 
-    rules: ClassVar[str] = ""  # style rules of the page's own elements
-
     @property
     @abstractmethod
     def title(self) -> str:
@@ -47,11 +45,11 @@ class PageResult(Result):
 
     @abstractmethod
     def body(self) -> str:
-        """Return the content of the page, escaped."""
+        """Return the content of the page."""
 
     def to_html(self) -> str:
         """Return one self-contained HTML page."""
-        return page(self.title, self.body(), self.rules)
+        return page(self.title, self.body())
 
     def _repr_html_(self) -> str:
-        return fragment(self.body(), self.rules)
+        return fragment(self.body())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from rich.console import RenderableType
 
@@ -16,7 +16,7 @@ from dovetail.core.limits import MAX_LENGTH
 from dovetail.files.spec import Changes, swap_losses
 from dovetail.hf.files import context_length, stored_dtype
 from dovetail.model import Model
-from dovetail.views.diagram import RULES, diagram
+from dovetail.views.diagram import diagram
 from dovetail.views.summary import Limit, summary_view
 
 
@@ -24,7 +24,6 @@ from dovetail.views.summary import Limit, summary_view
 class Summary(PageResult):
     """The parts and costs of a model."""
 
-    rules: ClassVar[str] = RULES
     name: str
     account: Account
     limit: Limit | None  # the longest sequence

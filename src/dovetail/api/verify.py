@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses as dc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from rich.console import RenderableType
@@ -39,7 +39,6 @@ SERVER = ("http://", "https://")
 class Verification(PageResult):
     """The verdict: `status` is equal, rounding, structural or non-finite; of rollouts also sampling or stale."""
 
-    rules: ClassVar[str] = tap_view.RULES
     verdict: Verdict | ServerVerdict | RolloutVerdict
     every: bool = False  # whether the table has a line per tap in every layer
 
@@ -70,8 +69,8 @@ class Verification(PageResult):
     def body(self) -> str:
         verdict = self.verdict
         if isinstance(verdict, RolloutVerdict):
-            return rollouts_view.body(verdict)
-        return server_view.body(verdict) if isinstance(verdict, ServerVerdict) else tap_view.body(verdict)
+            return rollouts_view.rollouts_body(verdict)
+        return server_view.server_body(verdict) if isinstance(verdict, ServerVerdict) else tap_view.verdict_body(verdict)
 
 
 def verify(
