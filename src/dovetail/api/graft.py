@@ -30,8 +30,7 @@ from dovetail.hf.load import Watch, origin
 from dovetail.hf.write import family_for, model_pieces, write_own, write_theirs
 from dovetail.model import Model
 from dovetail.text.tokenizer import Tokenizer
-from dovetail.training.interrupt import Interrupt
-from dovetail.training.loop import evaluate, train
+from dovetail.training.loop import Interrupt, evaluate, train
 from dovetail.training.metrics import StepMetrics, to_jsonl
 from dovetail.training.plan import Plan
 from dovetail.training.task import objective_kind, text_objective

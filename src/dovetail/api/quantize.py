@@ -32,7 +32,7 @@ from dovetail.hf.write import write_own
 from dovetail.model import Model
 from dovetail.ops.formats.format import Format, format_from
 from dovetail.transformer import Transformer
-from dovetail.weights.quantization.method import Applied, apply, method_needs_text
+from dovetail.weights.quantization.method import MethodResult, apply, method_needs_text
 from dovetail.weights.quantization.recipe import candidates, recipe_of, select
 
 GROUPS = (64, 32, 16, 8)  # inputs that share a scale, the first that divides every matrix
@@ -57,7 +57,7 @@ class Quantized(Result):
     model: Transformer
     format: Format
     method: str
-    applied: Applied
+    applied: MethodResult
     before: Measured
     after: Measured
     directory: Path | None = None

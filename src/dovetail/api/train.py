@@ -29,8 +29,7 @@ from dovetail.disk.untrusted import PICKLES, Directory
 from dovetail.files.model_dir import must_be_free
 from dovetail.files.spec import SPEC_FILE, Changes, to_yaml
 from dovetail.parallel.layout import Axes
-from dovetail.training.interrupt import Interrupt
-from dovetail.training.loop import train as train_loop
+from dovetail.training.loop import Interrupt, train as train_loop
 from dovetail.training.metrics import LogKind, StepMetrics, logs_of
 from dovetail.training.objective import Setup, TuningData
 from dovetail.training.plan import (
