@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.planning.reliability import DAY, GPU_HOURS_PER_INTERRUPTION, HOUR, reliability, young_daly
+from dovetail.planning.report import DAY, GPU_HOURS_PER_INTERRUPTION, HOUR, reliability, young_daly
 
 
 def test_the_rate_is_that_of_llama_3() -> None:

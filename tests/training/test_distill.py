@@ -16,11 +16,10 @@ import dovetail as dt
 from dovetail.core.errors import FileError, UsageError
 from dovetail.core.loss import IGNORED
 from dovetail.training import distill
-from dovetail.training.distill import Distill
 from dovetail.training.objective import Setup, TuningData, context
 from dovetail.training.ranks import Ranks
 from dovetail.training.source import Shape
-from dovetail.training.tuning import Sft
+from dovetail.training.tuning import Distill, Sft
 
 TOL = 1e-9
 RUN = {"method": "distill", "template": "plain", "length": 64, "batch": 4, "quiet": True, "learning_rate": 3e-3}

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from dovetail.model import Model
     from dovetail.ops.formats.format import Format
     from dovetail.transformer import Transformer
-    from dovetail.weights.quantization.method import Applied
 
 GROUPS = (64, 32, 16, 8)  # inputs that share a scale, the first that divides every matrix
 BATCH = 8  # sequences per calibration batch
@@ -53,7 +52,7 @@ class Quantized(Result):
     model: Transformer
     format: Format
     method: str
-    applied: Applied
+    applied: MethodResult
     before: Measured
     after: Measured
     directory: Path | None = None

@@ -40,7 +40,7 @@ from dovetail.core.termination import delaying
 from dovetail.disk.model_files import PLOT_FILE, RUN_FILE, SAMPLES_FILE, TOKENIZER_FILE
 from dovetail.disk.untrusted import PICKLES, Directory
 from dovetail.parallel.layout import Axes
-from dovetail.training.interrupt import Interrupt
+from dovetail.training.loop import Interrupt
 from dovetail.training.metrics import LogKind, StepMetrics, logs_of
 from dovetail.training.plan import (
     CHECKPOINT_MINUTES,

@@ -48,7 +48,7 @@ SHAPE = {  # of a manifest
 }
 
 
-class Manifest(NamedTuple):
+class CheckpointManifest(NamedTuple):
     """What a checkpoint holds."""
 
     numbers: dict[str, Any]  # plain data: the step, the position of the data, the seed …
@@ -168,7 +168,7 @@ class Checkpoints:
             files = {name: one for some in self._all(own) for name, one in some.items()}
             with self._together(f"{target}: cannot be written"):
                 if self.rank == 0:
-                    write_manifest(fresh, Manifest(numbers, described, files))
+                    write_manifest(fresh, CheckpointManifest(numbers, described, files))
                     os.rename(fresh, target)
                     sync(self.place)
         except BaseException:
@@ -211,7 +211,7 @@ def step_of(path: Path) -> int:
     return int(found[1])
 
 
-def verify(path: Path, part: int = 0, parts: int = 1) -> Manifest:
+def verify(path: Path, part: int = 0, parts: int = 1) -> CheckpointManifest:
     """Raise FileError unless the manifest and the files have the checksums they were written with. Of the files, those of one
     part of several may be read."""
     manifest = read_manifest(path)
@@ -228,14 +228,14 @@ def verify(path: Path, part: int = 0, parts: int = 1) -> Manifest:
     return manifest
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path) -> CheckpointManifest:
     """Read and check the manifest of a checkpoint."""
     data = Directory(path).json(MANIFEST, JSON_BYTES)
     checksum = data.pop("sha256", None)
     if checksum != data_sha256(data) or data.get("format") != FORMAT:
         raise FileError(f"{path / MANIFEST}: is damaged: its sha256 is not the one that was written")
     check_shape(data, SHAPE, str(path / MANIFEST))
-    manifest = Manifest(data["numbers"], data["tensors"], data["files"])
+    manifest = CheckpointManifest(data["numbers"], data["tensors"], data["files"])
     if not all(FILE.fullmatch(name) for name in manifest.files):
         raise FileError(f"{path / MANIFEST}: names a file that no rank writes")
     for name, one in manifest.tensors.items():
@@ -244,7 +244,7 @@ def read_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def write_manifest(place: Path, manifest: Manifest) -> None:
+def write_manifest(place: Path, manifest: CheckpointManifest) -> None:
     """Write the manifest into a checkpoint that is otherwise complete, and sync it and its directory."""
     data = {"format": FORMAT, **manifest._asdict()}
     text = json.dumps({**data, "sha256": data_sha256(data)}, indent=1)

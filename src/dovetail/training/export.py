@@ -19,7 +19,7 @@ from dovetail.core.fold import Declared, declared
 from dovetail.disk.tensors import DTYPES
 from dovetail.files.model_dir import Piece, spec_and, write_directory
 from dovetail.model import Model
-from dovetail.training.checkpoint import CHECKPOINTS, Checkpoints, Manifest, read_manifest, step_of, verify
+from dovetail.training.checkpoint import CHECKPOINTS, CheckpointManifest, Checkpoints, read_manifest, step_of, verify
 from dovetail.training.storage import read_chunks
 from dovetail.weights.adapters.kind import AdapterKind
 from dovetail.weights.adapters.storage import Base, Stored, write_adapter
@@ -68,7 +68,7 @@ def checkpoint_pieces(checkpoint: Path, spec: Model) -> list[Piece]:
     return [_piece(checkpoint, manifest, d.path) for d in stored(spec)]
 
 
-def _piece(checkpoint: Path, manifest: Manifest, path: str) -> Piece:
+def _piece(checkpoint: Path, manifest: CheckpointManifest, path: str) -> Piece:
     names = [name for name in (f"ema.{path}", f"weights.{path}") if name in manifest.tensors]
     if not names:
         raise FileError(f"{checkpoint}: holds no weights.{path}; was the spec edited?")

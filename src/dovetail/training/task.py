@@ -20,7 +20,6 @@ from dovetail.disk.model_files import GENERATION_FILE, TOKENIZER_FILE
 from dovetail.model import Model
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.denoising import Denoising, SpanCorruption
-from dovetail.training.distill import Distill
 from dovetail.training.grpo import Grpo
 from dovetail.training.objective import Classify, MaskedTokens, NextToken, Objective, Reads, TuningData, check_reads_text
 from dovetail.training.pairs import Contrastive, Translation
@@ -28,7 +27,7 @@ from dovetail.training.preference import Dpo, Ipo, Kto, Orpo, RewardModel
 from dovetail.training.rows import from_labels
 from dovetail.training.source import Note, Shape, Source, TokenizerKind, from_shards, from_text
 from dovetail.training.tagging import TokenClassification, from_tags
-from dovetail.training.tuning import Sft
+from dovetail.training.tuning import Distill, Sft
 
 # by flag
 READS: dict[str, Reads] = {"data": "text", **{name: name for name in get_args(Reads)}}

@@ -11,8 +11,7 @@ from rich.text import Text
 
 from dovetail.core.fold import parameters
 from dovetail.core.units import count, flops, size
-from dovetail.planning.reliability import HOUR
-from dovetail.planning.report import Findings, Outlook, bubble_of
+from dovetail.planning.report import HOUR, Findings, Outlook, bubble_of
 from dovetail.views.console import plain_table
 
 SHOWN = 6  # reasons of refusal

@@ -30,7 +30,7 @@ PROBE = 32  # tokens on which a fold is tested
 
 
 @dc.dataclass
-class Applied:
+class MethodResult:
     """What a method did: leaves that were quantized, and how many of them got a scale per input that is folded."""
 
     leaves: int = 0
@@ -48,7 +48,7 @@ class Stage:
     probe: Tensor  # (1, n) tokens
 
 
-def by_gptq(stage: Stage, applied: Applied) -> None:
+def by_gptq(stage: Stage, applied: MethodResult) -> None:
     """Choose the codes of one layer by GPTQ; a leaf that no token reached by nearest level."""
     for path, format in stage.formats.items():
         w = leaf_at(stage.model, path).weight.detach()
@@ -57,7 +57,7 @@ def by_gptq(stage: Stage, applied: Applied) -> None:
         put_leaf(stage.model, stage.model.part, path, format, tensors)
 
 
-def by_awq(stage: Stage, applied: Applied) -> None:
+def by_awq(stage: Stage, applied: MethodResult) -> None:
     """Scale the inputs of the leaves of one layer, and round to nearest."""
     model, weights = stage.model, list(declared(stage.model.part))
     together: dict[int, list[str]] = {}
@@ -85,7 +85,7 @@ def _output(stage: Stage) -> Tensor:
     return output.float()
 
 
-METHODS: dict[str, Callable[[Stage, Applied], None] | None] = {"rtn": None, "gptq": by_gptq, "awq": by_awq}
+METHODS: dict[str, Callable[[Stage, MethodResult], None] | None] = {"rtn": None, "gptq": by_gptq, "awq": by_awq}
 
 
 def method_needs_text(name: str) -> bool:
@@ -98,10 +98,10 @@ def method_needs_text(name: str) -> bool:
 @torch.no_grad()
 def apply(
     model: Transformer, recipe: Recipe, method: str, batches: Sequence[Tensor] = (), watch: Watch | None = None
-) -> Applied:
+) -> MethodResult:
     """Store the leaves of a recipe in their formats, in place, by a method; `batches` are token ids (rows, n) of calibration
     text. `watch` is called with (batches done, batches in all)."""
-    applied, spec = Applied(leaves=len(recipe)), model.part
+    applied, spec = MethodResult(leaves=len(recipe)), model.part
     if not method_needs_text(method):
         quantize(model, spec, recipe)
         return applied
