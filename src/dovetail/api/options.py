@@ -32,6 +32,13 @@ def _run_dtype(text: str) -> str:
     return name
 
 
+def _named(text: str) -> tuple[str, str]:
+    name, equals, directory = text.partition("=")
+    if not (name and equals and directory):
+        raise ValueError(f"{text!r} is not NAME=DIR")
+    return name, directory
+
+
 Spec = functools.partial(Option, form="SPEC", read=str, check=check_spec)  # a preset, a .yaml file or a model directory
 InDir = functools.partial(Option, form="DIR", read=Path, check=check_directory)
 OutDir = functools.partial(Option, form="DIR", read=Path, check=check_output)
@@ -90,6 +97,9 @@ BUDGET = Option(
 )
 SHARE = Option("Keep the KV cache of prompts for later requests with the same prefix.")
 SERVED_DTYPE = Option("The dtype of the weights; that of the files by default.")
+SERVED_ADAPTER = Option(
+    "An adapter that requests name as their model; may be given many times.", form="NAME=DIR", read=_named, repeat=True
+)
 ALLOW_HOST = Option(
     "A host name besides localhost under which the server may be reached; * allows all; may be given many times.",
     form="NAME",

@@ -25,6 +25,7 @@ from dovetail.api.options import (
     RESTART,
     ROWS,
     SERVED,
+    SERVED_ADAPTER,
     SERVED_DTYPE,
     SERVED_NAME,
     SHARE,
@@ -64,10 +65,7 @@ def serve(
         Sequence[str],
         Option("An origin of web pages that may send requests; may be given many times.", form="ORIGIN", repeat=True),
     ] = (),
-    adapter: Annotated[
-        Mapping[str, str | Path] | None,
-        Option("An adapter that requests name as their model; may be given many times.", form="NAME=DIR", repeat=True),
-    ] = None,
+    adapter: Annotated[Mapping[str, str | Path] | None, SERVED_ADAPTER] = None,
     adapter_root: Annotated[
         str | Path | None, InDir("A directory whose adapters requests may load, with a key of --admin-key-file.")
     ] = None,
