@@ -30,6 +30,7 @@ from dovetail.cli import VERBS, main
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import parameters
 from dovetail.core.group import GROUPS, Mask, Mixer, Position
+from dovetail.core.option import declared
 from dovetail.core.part import KINDS
 from dovetail.files.spec import from_mapping, load_spec, zoo
 from dovetail.hf.survey import REFERENCE_VERSION, survey
@@ -75,8 +76,22 @@ def python() -> Iterator[str]:
 def _documented(title: str, names: dict[str, Any]) -> Iterator[str]:
     yield f"## {title}\n"
     for name, value in names.items():
-        signature = "" if inspect.isclass(value) else str(inspect.signature(value)).replace("(self, ", "(")
+        signature = "" if inspect.isclass(value) else str(_plain(inspect.signature(value))).replace("(self, ", "(")
         yield f"### {name}\n\n```text\n{name}{signature}\n```\n\n{inspect.cleandoc(value.__doc__ or '')}\n"
+        if inspect.isfunction(value) and (options := declared(value)):
+            yield from table(("option", "what it is"), [(f"`{key}`", option.option.help) for key, option in options.items()])
+
+
+def _plain(signature: inspect.Signature) -> inspect.Signature:
+    """The signature with types in place of `Annotated[type, Option(…)]`."""
+    found = []
+    for parameter in signature.parameters.values():
+        written = parameter.annotation
+        node = ast.parse(written, mode="eval").body if isinstance(written, str) else None
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple) and ast.unparse(node.value) == "Annotated":
+            written = ast.unparse(node.slice.elts[0])
+        found.append(parameter.replace(annotation=written))
+    return signature.replace(parameters=found)
 
 
 def layouts() -> Iterator[str]:
@@ -142,7 +157,7 @@ def commands() -> Iterator[str]:
     yield "Exit codes: 1 a law or a comparison fails, 2 usage, 3 spec, 4 data or file, 5 diverged.\n"
     yield from table(
         ("verb", "what it does"),
-        [(f"[`dovetail {verb}`](#dovetail-{verb.replace(' ', '-')})", text) for verb, text in VERBS.items()],
+        [(f"[`dovetail {name}`](#dovetail-{name.replace(' ', '-')})", verb.summary) for name, verb in VERBS.items()],
     )
     for verb in VERBS:
         yield f"## dovetail {verb}\n\n```text\n{_help(verb)}\n```\n"

@@ -25,8 +25,8 @@ from rich.text import Text
 
 from dovetail.api.arguments import Changes, SpecLike, check_positive, read_spec
 from dovetail.api.models import load, save
-from dovetail.api.options import REPLACE_MODEL, SWAP, BatchSize, InDir, InFile, Length, OutDir, Seed, Sets
-from dovetail.api.result import Result
+from dovetail.api.options import LAYERS, OUR_MODEL, REPLACE_MODEL, SWAP, BatchSize, InFile, Length, OutDir, Seed, Sets
+from dovetail.api.result import INTERRUPTED, Result
 from dovetail.core.errors import FileError, SpecError, UsageError
 from dovetail.core.fold import parameters
 from dovetail.core.option import Option
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from dovetail.text.tokenizer import Tokenizer
     from dovetail.transformer import Transformer
 
-INTERRUPTED = 130  # exit code
 BAR = 32  # characters of the longest bar
 LEVELS = "▁▂▃▄▅▆▇█"
 
@@ -106,19 +105,12 @@ class GraftResult(Result):
 
 
 def graft(
-    model: Annotated[
-        str | Path | Transformer, InDir("A model directory, in Dovetail's or Hugging Face's layout.", argument=True)
-    ],
+    model: Annotated[str | Path | Transformer, OUR_MODEL],
     spec: SpecLike | None = None,
     *,
     set: Annotated[Changes, Sets("Change a field: --set layers.*.mixer.kv_heads=1; may be given many times.")] = (),
     swap: Annotated[Changes, SWAP] = (),
-    layers: Annotated[
-        str | Sequence[int] | None,
-        Option(
-            "The old layers that make up the new model: 0-3,3,5 are six layers, layer 3 twice. --set then counts the new ones."
-        ),
-    ] = None,
+    layers: Annotated[str | Sequence[int] | None, LAYERS] = None,
     redraw: Annotated[bool, Option("Initialize a tensor if no map from the old one is known.")] = False,
     text: Annotated[
         str | Path | None, InFile("A UTF-8 text file: the loss is measured on its last twentieth, --heal trains on the rest.")
@@ -152,8 +144,8 @@ def graft(
     from dovetail.transformer import Transformer
     from dovetail.weights.surgery.transfer import graft as graft_model
 
-    numbers = {"heal": heal, "batch": batch, "length": length, "learning_rate": learning_rate}
-    _check_options(numbers, text, heal, hf, family)
+    check_positive({"heal": heal, "learning_rate": learning_rate})
+    _check_options(text, heal, hf, family)
     if spec is None and not (set or swap or layers):
         raise UsageError("no change is given; give --set, --swap or --layers")
     place = None if out is None else Path(out)
@@ -192,10 +184,7 @@ def graft(
     return GraftResult(grafted, result, losses, tuple(history), place, family, interrupted.received)
 
 
-def _check_options(
-    numbers: dict[str, float | None], text: str | Path | None, heal: float | None, hf: bool, family: str | None
-) -> None:
-    check_positive(numbers)
+def _check_options(text: str | Path | None, heal: float | None, hf: bool, family: str | None) -> None:
     if heal is not None and text is None:
         raise UsageError("--heal: needs a text to train on; give --text")
     if family is not None and not hf:

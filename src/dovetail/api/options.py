@@ -32,6 +32,13 @@ def _run_dtype(text: str) -> str:
     return name
 
 
+def _named(text: str) -> tuple[str, str]:
+    name, equals, directory = text.partition("=")
+    if not (name and equals and directory):
+        raise ValueError(f"{text!r} is not NAME=DIR")
+    return name, directory
+
+
 Spec = functools.partial(Option, form="SPEC", read=str, check=check_spec)  # a preset, a .yaml file or a model directory
 InDir = functools.partial(Option, form="DIR", read=Path, check=check_directory)
 OutDir = functools.partial(Option, form="DIR", read=Path, check=check_output)
@@ -90,8 +97,42 @@ BUDGET = Option(
 )
 SHARE = Option("Keep the KV cache of prompts for later requests with the same prefix.")
 SERVED_DTYPE = Option("The dtype of the weights; that of the files by default.")
+SERVED_ADAPTER = Option(
+    "An adapter that requests name as their model; may be given many times.", form="NAME=DIR", read=_named, repeat=True
+)
+ALLOW_HOST = Option(
+    "A host name besides localhost under which the server may be reached; * allows all; may be given many times.",
+    form="NAME",
+    repeat=True,
+)
+CONNECTIONS = Option(
+    "Connections that one address may have open; raise it behind a proxy, whose clients share its address.",
+    low=1,
+    high=65536,
+)
+RESTART = Option(
+    "How often an engine that has ended by itself is started again; then the server ends with an error.",
+    low=0,
+    high=1000,
+)
+SPECULATE = Option(
+    "`lookup`: draft the next tokens from those before; `mtp`: by the model's own multi-token prediction or Medusa "
+    "heads; or the directory of a smaller model that guesses them."
+)
+COMPILED = Option(
+    "Decode with a compiled graph: it takes a minute or more to compile at the start, and holds the weights a second time."
+)
+POOLING = Option(
+    "The pooling of embeddings; by default that of the model's head, else the last token of a causal model and the mean."
+)
 
 # of plans
 DEVICE = Option("Their kind: a100, h100, h200, b200 or mi300x.")
 TENSOR = Ranks("Fix the tensor-parallel ranks (default: each power of two within a node).")
 PRICE = Option("Dollars per GPU-hour.", low=0.0, high=1000000.0, above=True)
+
+# of changes to a trained model
+OUR_MODEL = InDir("A model directory, in Dovetail's or Hugging Face's layout.", argument=True)
+LAYERS = Option(
+    "The old layers that make up the new model: 0-3,3,5 are six layers, layer 3 twice. --set then counts the new ones."
+)

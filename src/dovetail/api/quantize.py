@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dovetail.api.models import load, save
-from dovetail.api.options import REPLACE_MODEL, BatchSize, InDir, InFile, Length, OutDir, Seed
+from dovetail.api.options import OUR_MODEL, REPLACE_MODEL, BatchSize, InFile, Length, OutDir, Seed
 from dovetail.api.result import Result
 from dovetail.core.errors import FileError, SpecError, UsageError
 from dovetail.core.option import Option
@@ -88,9 +88,7 @@ class Quantized(Result):
 
 
 def quantize(
-    model: Annotated[
-        str | Path | Transformer, InDir("A model directory, in Dovetail's or Hugging Face's layout.", argument=True)
-    ],
+    model: Annotated[str | Path | Transformer, OUR_MODEL],
     *,
     bits: Annotated[
         int | None,

@@ -12,17 +12,24 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from dovetail import __version__
 from dovetail.api.options import (
+    ALLOW_HOST,
     API_KEY,
     API_KEY_FILE,
     BUDGET,
+    COMPILED,
+    CONNECTIONS,
     HOST,
     LONGEST,
+    POOLING,
     PORT,
+    RESTART,
     ROWS,
     SERVED,
+    SERVED_ADAPTER,
     SERVED_DTYPE,
     SERVED_NAME,
     SHARE,
+    SPECULATE,
     InDir,
     InFile,
 )
@@ -53,22 +60,12 @@ def serve(
     name: Annotated[str | None, SERVED_NAME] = None,
     api_key: Annotated[Sequence[str], API_KEY] = (),
     api_key_file: Annotated[str | Path | None, API_KEY_FILE] = None,
-    allow_host: Annotated[
-        Sequence[str],
-        Option(
-            "A host name besides localhost under which the server may be reached; * allows all; may be given many times.",
-            form="NAME",
-            repeat=True,
-        ),
-    ] = (),
+    allow_host: Annotated[Sequence[str], ALLOW_HOST] = (),
     allow_origin: Annotated[
         Sequence[str],
         Option("An origin of web pages that may send requests; may be given many times.", form="ORIGIN", repeat=True),
     ] = (),
-    adapter: Annotated[
-        Mapping[str, str | Path] | None,
-        Option("An adapter that requests name as their model; may be given many times.", form="NAME=DIR", repeat=True),
-    ] = None,
+    adapter: Annotated[Mapping[str, str | Path] | None, SERVED_ADAPTER] = None,
     adapter_root: Annotated[
         str | Path | None, InDir("A directory whose adapters requests may load, with a key of --admin-key-file.")
     ] = None,
@@ -85,26 +82,12 @@ def serve(
     drain_seconds: Annotated[
         float, Option("The seconds in which requests may finish after SIGTERM.", low=0.0, high=3600.0)
     ] = 30.0,
-    address_connections: Annotated[
-        int,
-        Option(
-            "Connections that one address may have open; raise it behind a proxy, whose clients share its address.",
-            low=1,
-            high=65536,
-        ),
-    ] = ADDRESS_CONNECTIONS,
+    address_connections: Annotated[int, CONNECTIONS] = ADDRESS_CONNECTIONS,
     log_format: Annotated[
         Literal["text", "json"], Option("The log on stderr: one line per request, as text or as a JSON object.")
     ] = "text",
     log_prompts: Annotated[bool, Option("Write the text of prompts to the log.")] = False,
-    restart: Annotated[
-        int,
-        Option(
-            "How often an engine that has ended by itself is started again; then the server ends with an error.",
-            low=0,
-            high=1000,
-        ),
-    ] = 0,
+    restart: Annotated[int, RESTART] = 0,
     rows: Annotated[int, ROWS] = 8,
     queued: Annotated[int, Option("Continuations that may wait; further requests get 429.", low=0, high=65536)] = QUEUED,
     longest: Annotated[int, LONGEST] = 4096,
@@ -114,33 +97,15 @@ def serve(
     ] = None,
     cache: Annotated[Literal["int8", "int4", "fp8"] | None, Option("Store the KV cache in fewer bits.")] = None,
     share: Annotated[bool, SHARE] = True,
-    speculate: Annotated[
-        str | None,
-        Option(
-            "`lookup`: draft the next tokens from those before; `mtp`: by the model's own multi-token prediction or Medusa "
-            "heads; or the directory of a smaller model that guesses them."
-        ),
-    ] = None,
+    speculate: Annotated[str | None, SPECULATE] = None,
     drafts: Annotated[
         int,
         Option("With --speculate: tokens that are guessed at once, with mtp one per depth or head at most.", low=1, high=64),
     ] = 4,
-    compiled: Annotated[
-        bool,
-        Option(
-            "Decode with a compiled graph: it takes a minute or more to compile at the start, and holds the weights a second "
-            "time."
-        ),
-    ] = False,
+    compiled: Annotated[bool, COMPILED] = False,
     dtype: Annotated[Literal["float32", "bfloat16", "float16"] | None, SERVED_DTYPE] = None,
     threads: Annotated[int | None, Option("Threads of the engine on a CPU.", low=1, high=1024)] = None,
-    pooling: Annotated[
-        Literal["mean", "last", "cls"] | None,
-        Option(
-            "The pooling of embeddings; by default that of the model's head, else the last token of a causal model and the "
-            "mean."
-        ),
-    ] = None,
+    pooling: Annotated[Literal["mean", "last", "cls"] | None, POOLING] = None,
     ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serve the model of a directory until SIGTERM or SIGINT, then drain.

@@ -6,11 +6,10 @@ import contextlib
 import dataclasses as dc
 import math
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec as find_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from dovetail.api.arguments import Changes, NamedSpec, SpecLike, check_positive, read_spec, silent
+from dovetail.api.arguments import Changes, SpecLike, check_positive, silent
 from dovetail.api.models import load
 from dovetail.api.options import (
     ONLY,
@@ -18,30 +17,45 @@ from dovetail.api.options import (
     SWAP,
     BatchSize,
     Count,
-    InDir,
     InFile,
     Length,
-    OutDir,
     SampleTokens,
     Seed,
-    Sets,
-    Spec,
     Steps,
 )
 from dovetail.api.run_file import accepts_run_file
+from dovetail.api.train_steps import check_options, chosen_precision, last_step, named_spec, plot_losses, refuse_weights
+from dovetail.api.training_options import (
+    ADAPTER,
+    DATA,
+    FROM,
+    LABELS,
+    LOG,
+    OBJECTIVE,
+    OUT,
+    PAIRS,
+    PIPELINE,
+    PRECISION,
+    RECOMPUTE,
+    RING,
+    SCHEDULE,
+    SET,
+    SHARDS,
+    SPEC,
+    TAGS,
+    TOKENIZER,
+)
 from dovetail.api.training_run import TrainingRun
-from dovetail.core.count import read_count
-from dovetail.core.errors import FileError, UsageError, install_command
+from dovetail.core.errors import UsageError
 from dovetail.core.fold import parameters
 from dovetail.core.memory import check_memory
 from dovetail.core.option import Option, checks_options
 from dovetail.core.part import plain
 from dovetail.core.termination import delaying
-from dovetail.disk.model_files import PLOT_FILE, RUN_FILE, SAMPLES_FILE, TOKENIZER_FILE
-from dovetail.disk.untrusted import PICKLES, Directory
+from dovetail.disk.model_files import PLOT_FILE, RUN_FILE, SAMPLES_FILE
 from dovetail.parallel.layout import Axes
 from dovetail.training.loop import Interrupt
-from dovetail.training.metrics import LogKind, StepMetrics, logs_of
+from dovetail.training.metrics import LogKind, logs_of
 from dovetail.training.plan import (
     CHECKPOINT_MINUTES,
     KEEP,
@@ -53,11 +67,9 @@ from dovetail.training.plan import (
     Recompute,
     ScheduleKind,
 )
-from dovetail.training.settings import check_recorded, read_run, run_data
-from dovetail.views.curve import draw_losses
+from dovetail.training.settings import check_recorded, run_data
 
 if TYPE_CHECKING:
-    from dovetail.api.train_from import Start
     from dovetail.transformer import Transformer
     from dovetail.weights.adapters.attach import Applied
     from dovetail.weights.adapters.kind import AdapterKind
@@ -70,88 +82,37 @@ BYTES_PER_PARAMETER = 16  # float32 weight and gradient, and AdamW's two moments
 @accepts_run_file
 @checks_options
 def train(
-    spec: Annotated[
-        SpecLike | None,
-        Spec(
-            "A preset's name, a .yaml file, or a run file: YAML with `spec` and any flag as keys, which flags here override; "
-            "without it, the spec of --from.",
-            argument=True,
-        ),
-    ] = None,
+    spec: Annotated[SpecLike | None, SPEC] = None,
     text: Annotated[str | Path | None, InFile("A UTF-8 text file to train on, best of some megabytes.")] = None,
     *,
-    data: Annotated[
-        str | Sequence[str],
-        Option("Token shards of `dovetail data build` to train on, DIR or DIR=WEIGHT; may be given many times.", repeat=True),
-    ] = (),
-    labels: Annotated[
-        str | Path | None,
-        InFile('Labeled rows to classify: JSON Lines of {"text": …, "label": …}, or an .npz of images and labels.'),
-    ] = None,
-    tags: Annotated[
-        str | Path | None,
-        InFile('Words with a tag each, as of entities: JSON Lines of {"tokens": ["…", "…"], "tags": ["B-PER", "O"]}.'),
-    ] = None,
-    pairs: Annotated[
-        str | Path | None,
-        InFile(
-            'Pairs of texts, to match or, by an encoder–decoder, to translate: JSON Lines of {"source": …, "target": …} (or '
-            '"a" and "b"), or a .tsv.'
-        ),
-    ] = None,
+    data: Annotated[str | Sequence[str], DATA] = (),
+    labels: Annotated[str | Path | None, LABELS] = None,
+    tags: Annotated[str | Path | None, TAGS] = None,
+    pairs: Annotated[str | Path | None, PAIRS] = None,
     chats: str | Path | None = None,
-    objective: Annotated[
-        str | None,
-        Option(
-            "next_token, masked_tokens, span_corruption, denoising, classification, token_classification, contrastive or "
-            "translation (default: by the spec and data)."
-        ),
-    ] = None,
+    objective: Annotated[str | None, OBJECTIVE] = None,
     options: Mapping[str, Any] | None = None,
-    from_: Annotated[
-        str | Path | None,
-        InDir("Start from the weights and the tokenizer of a model directory, or of the newest checkpoint of a run."),
-    ] = None,
-    adapter: Annotated[
-        AdapterKind | str | Mapping[str, Any] | None,
-        Option(
-            "Train an adapter on the frozen weights of --from: lora, dora, ia3, or its fields as YAML: {kind: lora, rank: 8}."
-        ),
-    ] = None,
+    from_: Annotated[str | Path | None, FROM] = None,
+    adapter: Annotated[AdapterKind | str | Mapping[str, Any] | None, ADAPTER] = None,
     only: Annotated[str | Sequence[str], ONLY] = (),
     minutes: Annotated[
         float | None, Option("Train for about N minutes: the first steps are measured (default: 5, if no other end is given).")
     ] = None,
     steps: Annotated[int | None, Steps("Stop after N steps; two such runs with one seed are bit-equal.")] = None,
     epochs: float | None = None,
-    out: Annotated[
-        str | Path | None,
-        OutDir("The model directory to write (default: SPEC-trained; for the run.yaml of a run, its directory).", short="-o"),
-    ] = None,
+    out: Annotated[str | Path | None, OUT] = None,
     force: Annotated[bool, REPLACE_MODEL] = False,
     seed: Annotated[int, Seed("The seed of initial weights, batches, dropout and the sample.")] = 0,
-    set: Annotated[
-        Changes,
-        Sets(
-            "Change a field first: --set layers.*.mixer.kv_heads=1, or a key of the run file: --set run.batch=4; may be "
-            "given many times."
-        ),
-    ] = (),
+    set: Annotated[Changes, SET] = (),
     swap: Annotated[Changes, SWAP] = (),
     tokens: Annotated[float | str | None, Count("Stop after N tokens: 200M, 1.5B, 2e8.")] = None,
-    tokenizer: Annotated[
-        Literal["byte_pair", "wordpiece", "unigram", "characters", "words"],
-        Option("The kind of tokenizer; byte_pair encodes any text without loss."),
-    ] = "byte_pair",
+    tokenizer: Annotated[Literal["byte_pair", "wordpiece", "unigram", "characters", "words"], TOKENIZER] = "byte_pair",
     batch: Annotated[int, BatchSize("Sequences per step.")] = 8,
     length: Annotated[int, Length("Tokens per sequence.")] = 128,
     learning_rate: Annotated[
         float | None, Option("The peak learning rate, after the warm-up (default: 0.0025; with --adapter ten times as much).")
     ] = None,
-    schedule: Annotated[
-        ScheduleKind,
-        Option("How the learning rate decays: along a cosine, linearly, in the last fifth of the run (wsd), or not."),
-    ] = Plan.schedule,
+    schedule: Annotated[ScheduleKind, SCHEDULE] = Plan.schedule,
     warmup: Annotated[
         float, Option("The fraction of the run over which the learning rate rises to its peak.")
     ] = Plan.warmup_fraction,
@@ -168,59 +129,25 @@ def train(
     clip: Annotated[float, Option("The largest gradient norm.")] = Plan.clip,
     ema: Annotated[float | None, Option("Save a moving average of the weights with this decay: 0.999.")] = None,
     micro_batches: Annotated[int, BatchSize("Compute a batch in N pieces, in less memory; the result is the same.")] = 1,
-    precision: Annotated[
-        PrecisionChoice,
-        Option(
-            "bf16: matmuls in bfloat16; weights, gradients and the optimizer's state stay in float32. auto: bf16 if this "
-            "machine multiplies faster in it."
-        ),
-    ] = Plan.precision,
+    precision: Annotated[PrecisionChoice, PRECISION] = Plan.precision,
     compile: Annotated[bool, Option("Compile each block: faster steps after a slow first one.")] = False,
-    recompute: Annotated[
-        Recompute,
-        Option(
-            "Compute activations again in the backward pass, in less memory: all inside a block, or (selective) all but "
-            "those of matmuls and attention."
-        ),
-    ] = Plan.recompute,
-    shards: Annotated[
-        int | None,
-        BatchSize(
-            "On several ranks: the number of data-parallel ranks over which FSDP shards the weights, by default all; the "
-            "others are replicas (HSDP; with 1, DDP)."
-        ),
-    ] = None,
+    recompute: Annotated[Recompute, RECOMPUTE] = Plan.recompute,
+    shards: Annotated[int | None, SHARDS] = None,
     sequence: Annotated[
         int, BatchSize("On several ranks: the number of ranks that each have a chunk of every row (context parallelism).")
     ] = 1,
-    ring: Annotated[
-        bool,
-        Option("With --sequence: send keys and values around the ranks, in less memory than gathering them (ring attention)."),
-    ] = False,
+    ring: Annotated[bool, RING] = False,
     tensor: Annotated[
         int, BatchSize("On several ranks: the number of ranks that share each layer (tensor and expert parallelism).")
     ] = 1,
-    pipeline: Annotated[
-        int,
-        BatchSize(
-            "On several ranks: the number of pipeline stages, each with some of the layers; --micro-batches go through them "
-            "(1F1B)."
-        ),
-    ] = 1,
+    pipeline: Annotated[int, PIPELINE] = 1,
     evals: Annotated[int, Steps("Times per run that the held-out loss is measured.")] = Plan.evals,
     beams: Annotated[
         int | None, BatchSize("translation: beams of the search by which held-out pairs are decoded at evals (default: 4).")
     ] = None,
     checkpoint_minutes: Annotated[float, Option("Minutes between checkpoints.")] = CHECKPOINT_MINUTES,
     keep: Annotated[int, BatchSize("Checkpoints that stay; older ones are deleted.")] = KEEP,
-    log: Annotated[
-        LogKind | Sequence[LogKind],
-        Option(
-            "Also log the metrics for tensorboard or wandb (Weights & Biases), in the model directory; may be given many "
-            "times.",
-            repeat=True,
-        ),
-    ] = (),
+    log: Annotated[LogKind | Sequence[LogKind], LOG] = (),
     timeout: Annotated[
         float, Option("Seconds that a rank waits for the others before all of them end, with their stacks on stderr.")
     ] = TIMEOUT,
@@ -293,7 +220,7 @@ def train(
         raise UsageError("--ring: there is one chunk of every row; also give --sequence")
     if length % sequence:
         raise UsageError(f"--sequence: {sequence} does not divide sequences of {length} tokens; change --length")
-    _check_options({"temperature": temperature, "sample": sample, "sample-every": sample_every, "seed": seed}, prompt)
+    check_options({"temperature": temperature, "sample-every": sample_every}, prompt)
     settings = {**(options or {}), **({} if beams is None else {"beams": beams})}
     say = note or silent
     start = None if from_ is None else Start.open(from_)
@@ -305,9 +232,9 @@ def train(
         raise UsageError("--only: with --adapter only the adapter is trained; give its targets")
     if learning_rate is None:
         learning_rate = Plan.learning_rate * (1 if kind_of_adapter is None else ADAPTER_RATE)
-    name, changed, directory = _named(spec, start).after(set, swap)
+    name, changed, directory = named_spec(spec, start).after(set, swap)
     if directory is not None:
-        _refuse_weights(directory)
+        refuse_weights(directory)
     changed, fresh = spec_for(changed, objective)
     places = [data] if isinstance(data, str) else list(data)
     given = {"text": text, "data": places, "labels": labels, "tags": tags, "pairs": pairs, "chats": chats}
@@ -335,7 +262,7 @@ def train(
         say(f"µP multiplies the logits of a tied head by base_width/width: --set head.scale={plain(scaled.head)['scale']:g}")
     needed = BYTES_PER_PARAMETER * parameters(changed) + 4 * batch * length * changed.vocab // micro_batches
     check_memory(needed, f"training {parameters(changed):,} parameters on {batch:,} × {length:,} tokens per step")
-    end = _last_step(steps, tokens, batch * length)
+    end = last_step(steps, tokens, batch * length)
     check_positive({"epochs": epochs})
     if epochs is not None and kind.reads == "text":
         raise UsageError("--epochs: are of rows; give --steps or --tokens")
@@ -367,7 +294,7 @@ def train(
         ranks = stack.enter_context(ranks_of_run(timeout, **axes))
         if sample_every:
             check_samples(kind, ranks)
-        chosen: Precision = ranks.first_does(lambda: _precision(precision, None if force else place))
+        chosen: Precision = ranks.first_does(lambda: chosen_precision(precision, None if force else place))
         plan = dc.replace(plan, precision=chosen, quiet=quiet or not ranks.first)
         say = say if ranks.first else silent
         shape = Shape(batch, length, seed, ranks.data_rank, ranks.data_count)
@@ -451,7 +378,7 @@ def train(
                 else:
                     run.write_adapter(kind_of_adapter, Base(str(start.place), known))
                 title = f"{name} on {Path(text or labels or tags or pairs or chats or places[0]).name}"
-                ranks.first_does(lambda: _plot(history, place / PLOT_FILE, title, say))
+                ranks.first_does(lambda: plot_losses(history, place / PLOT_FILE, title, say))
     result = TrainingRun(name, model, source.tokenizer, tuple(history), stopped, place, prompt=prompt)
     if not kind.generates or source.tokenizer is None:
         return result
@@ -459,66 +386,3 @@ def train(
     alone = ranks.count == 1 and not stopped  # a model over several ranks is sampled from its directory
     written = sample_text(model, source.tokenizer, prompt, sample, sampling, say) if alone else None
     return dc.replace(result, held_out_bits_per_byte=bits, sample=written)
-
-
-def _check_options(numbers: dict[str, float], prompt: str) -> None:
-    """Raise UsageError for the first option with an impossible value; the plan checks the others."""
-    for name, value in numbers.items():
-        if not 0 <= value < math.inf:
-            raise UsageError(f"--{name}: {value} is below 0")
-    if not prompt:
-        raise UsageError("--prompt: give at least one character")
-
-
-def _last_step(steps: int | None, tokens: float | str | None, per_step: int) -> int | None:
-    """Return the number of steps of a run, where steps or tokens end it."""
-    try:
-        count = read_count(tokens) if isinstance(tokens, str) else tokens
-    except ValueError as error:
-        raise UsageError(f"--tokens: {error}") from error
-    check_positive({"tokens": count, "steps": steps})
-    ends = [steps, None if count is None else math.ceil(count / per_step)]
-    return min((one for one in ends if one is not None), default=None)
-
-
-def _precision(choice: PrecisionChoice, place: Path | None) -> Precision:
-    """Return the precision of a run: `auto` is that of a run that is resumed, else what this machine multiplies faster in."""
-    import torch
-
-    from dovetail.training.speed import faster_precision
-
-    if choice != "auto":
-        return choice
-    if place is not None and (place / RUN_FILE).is_file():
-        return read_run(place).get("precision", Plan.precision)
-    return faster_precision(torch.device("cpu"))
-
-
-def _named(spec: SpecLike | None, start: Start | None) -> NamedSpec:
-    """Return the spec that is given, or that of the initial weights."""
-    if spec is not None:
-        return read_spec(spec)
-    if start is None:
-        raise UsageError("give a spec, or initial weights with --from")
-    return NamedSpec(str(start.place), start.spec)
-
-
-def _refuse_weights(place: Path) -> None:
-    """Raise where the directory holds weights or a tokenizer: both would be discarded."""
-    from dovetail.files.spec import SPEC_FILE
-
-    directory = Directory(place)
-    present = [name for name in directory.names() if name.endswith((".safetensors", *PICKLES, TOKENIZER_FILE))]
-    if present:
-        spec = f"{place / SPEC_FILE}" if directory.has(SPEC_FILE) else "a preset or a .yaml file"
-        raise FileError(
-            f"{place}: holds {present[0]}, which train would discard: it starts with random weights and a tokenizer; "
-            f"to continue from them, give --from {place}; to train this architecture from scratch, give {spec}"
-        )
-
-
-def _plot(history: list[StepMetrics], path: Path, title: str, note: Callable[[str], None]) -> None:
-    if find_module("matplotlib") is None:
-        note(f"the losses are not plotted without matplotlib: {install_command('plots')}")
-    else:
-        draw_losses(history, path, title)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 
-from dovetail.api.result import Result
+from dovetail.api.result import INTERRUPTED, Result
 from dovetail.core.fold import parameters
 from dovetail.training.metrics import StepMetrics
 from dovetail.views.console import unwrapped
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from dovetail.text.tokenizer import Tokenizer
     from dovetail.transformer import Transformer
 
-INTERRUPTED = 130  # exit code
 LAST_STEPS = 50  # steps whose mean loss is reported: a single step's loss is noisy
 
 

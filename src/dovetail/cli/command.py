@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses as dc
 import importlib
-import importlib.util
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -80,8 +79,8 @@ def command_of(name: str) -> Command:
     """Return the command of a verb."""
     verb, stem = VERBS[name], name.translate(UNDERSCORES)
     functions = tuple(map(_function, (stem,) if verb.functions is None else verb.functions))
-    found = importlib.util.find_spec(f"dovetail.cli.{stem}")
-    module = None if found is None else importlib.import_module(f"dovetail.cli.{stem}")
+    own = Path(__file__).with_name(f"{stem}.py").is_file()
+    module = importlib.import_module(f"dovetail.cli.{stem}") if own else None
     options: dict[str, Parameter] = {}
     for known in (ours := [declared(function) for function in functions]):
         options |= {option: parameter for option, parameter in known.items() if option not in options}

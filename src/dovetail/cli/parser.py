@@ -189,7 +189,8 @@ def _usage(name: str, options: Iterable[Parameter]) -> str:
             words.append(shown if option.required else f"[{shown}]")
         elif option.required:
             words.append(f"--{option.key.replace('_', '-')} {_reader(option)[2]}")
-    return textwrap.fill(" ".join(words).replace("%", "%%"), _columns(), subsequent_indent="    ", break_on_hyphens=False)
+    text = textwrap.fill(" ".join(["usage:", *words]), _columns(), subsequent_indent="    ", break_on_hyphens=False)
+    return text.removeprefix("usage: ").replace("%", "%%")
 
 
 def _shown_default(option: Parameter) -> str:

@@ -40,30 +40,39 @@ class Ranks(Protocol):
     @property
     def cuts(self) -> Mapping[str, int]:
         """The axes that are sharded, and into how many shards."""
+        ...
 
     def sharded(self, axes: Sequence[str]) -> bool:
         """Whether any of the axes is sharded across ranks."""
+        ...
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Return the sum of x over the ranks, with its gradient."""
+        ...
 
     def enter(self, x: Tensor) -> Tensor:
         """Return x; its gradient is summed over the ranks."""
+        ...
 
     def leave(self, x: Tensor) -> Tensor:
         """Return the sum of x over the ranks; the gradient passes unchanged."""
+        ...
 
     def join(self, x: Tensor) -> Tensor:
         """Return x of all ranks, concatenated along the last dimension; the gradient is that of this rank's part."""
+        ...
 
     def max(self, x: Tensor) -> Tensor:
         """Return the largest x of all ranks, without gradient."""
+        ...
 
     def piece(self, pieces: int) -> int:
         """Return the number of the piece that this rank has of an axis in `pieces` equal ones."""
+        ...
 
     def broadcast(self, x: Tensor) -> Tensor:
         """Return the first rank's x."""
+        ...
 
 
 class BatchRanks(Protocol):
@@ -71,12 +80,15 @@ class BatchRanks(Protocol):
 
     def sum(self, x: Tensor) -> Tensor:
         """Return the sum of x over the ranks, with its gradient."""
+        ...
 
     def counts(self, counts: Tensor) -> tuple[Tensor, Tensor]:
         """Return what `Ctx.batch_counts` returns."""
+        ...
 
     def broadcast(self, x: Tensor) -> Tensor:
         """Return the first rank's x."""
+        ...
 
 
 class Placed(Protocol):
@@ -85,10 +97,12 @@ class Placed(Protocol):
     @property
     def path(self) -> str:
         """Its path in the model."""
+        ...
 
     @property
     def scope(self) -> Scope:
         """The sizes of its axes."""
+        ...
 
 
 Listen = Callable[[str, Tensor], Tensor | None]  # (address, value) -> None, or a value to use instead

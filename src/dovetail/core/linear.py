@@ -38,17 +38,21 @@ class Rows(Protocol):
     @property
     def choice(self) -> Tensor:
         """(rows,) the number of each row before they were sorted: its token times the choices per token, plus which."""
+        ...
 
     @property
     def expert(self) -> Tensor:
         """(rows,) the matrix of each row."""
+        ...
 
     @property
     def ends(self) -> Tensor:
         """(experts,) where the rows of each matrix end."""
+        ...
 
     def multiply(self, x: Tensor, matrices: Tensor) -> Tensor:
         """x (rows, inp), matrices (experts, out, inp) -> (rows, out)."""
+        ...
 
 
 class Adapter(nn.Module, ABC):

@@ -71,9 +71,11 @@ class KV(Protocol):
 
     def attend(self, layout: TokenLayout, q: Tensor, scoring: Scoring, edit: Edit | None = None) -> Tensor:
         """Attend with q (…, n, heads, head), tokens of `layout`, to all keys and values; `edit` changes the probs."""
+        ...
 
     def entries(self) -> Entries:
         """All entries and their layout; an engine that keeps them to itself raises StateError."""
+        ...
 
 
 class KVView(Protocol):
@@ -81,12 +83,15 @@ class KVView(Protocol):
 
     def append(self, layout: TokenLayout, *entries: Tensor) -> KV:
         """Store the entries (…, n, *axes) of the tokens of `layout`; return all entries."""
+        ...
 
     def stored(self) -> KV:
         """Return the entries stored so far."""
+        ...
 
     def append_blocks(self, layout: TokenLayout, *entries: Tensor) -> KV:
         """Store the entries of blocks that are complete now, whose layout counts blocks; return those of all blocks."""
+        ...
 
 
 class StateView(Protocol):
@@ -94,9 +99,11 @@ class StateView(Protocol):
 
     def read(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         """Return x and the state (rows, *axes) before the tokens of this call; None: zeros."""
+        ...
 
     def write(self, y: Tensor, *new: Tensor) -> Tensor:
         """Store the state (rows, *axes) after them; return y."""
+        ...
 
 
 class WholeState:

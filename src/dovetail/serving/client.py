@@ -65,6 +65,7 @@ class Client(Protocol):
 
     def submit(self, request: Request) -> AsyncIterator[Output]:
         """Yield the outputs of a request. Raises Busy at once where the queue is full, EngineDead when the engine ends."""
+        ...
 
     def abort(self, id: str) -> None:
         """End a request, if it is there: its last outputs have the finish `abort`."""
@@ -77,18 +78,23 @@ class Client(Protocol):
 
     async def embed(self, texts: Sequence[Sequence[int]], adapter: str | None) -> list[list[float]]:
         """Return the embedding of each list of token ids. Raises InputError, Busy and EngineDead."""
+        ...
 
     async def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], adapter: str | None) -> list[float]:
         """Return the score of each pair of texts, given as token ids and token types. Raises as `embed`."""
+        ...
 
     def alive(self) -> bool:
         """Whether the engine answers."""
+        ...
 
     async def ended(self) -> str:
         """Wait until the engine has ended without being asked to; return the reason."""
+        ...
 
     def stats(self) -> Stats:
         """Return the newest statistics."""
+        ...
 
     async def close(self) -> None:
         """End the engine; requests in flight are aborted."""

@@ -80,18 +80,22 @@ class Room(Protocol):
 
     def admit(self, one: Continuation) -> bool:
         """Give it a row, with what the prefix cache knows of its tokens; False where no row is free."""
+        ...
 
     def release(self, one: Continuation) -> None:
         """Take its row; its blocks are free, or stay in the prefix cache."""
 
     def needed(self, one: Continuation, n: int) -> int:
         """Free blocks that n more tokens of it take."""
+        ...
 
     def ensure(self, blocks: int) -> bool:
         """Make so many blocks free, if cached prefixes can give way; returns whether they are."""
+        ...
 
     def cut(self, one: Continuation, n: int) -> int:
         """How many of its next n tokens one step may compute, at least 1."""
+        ...
 
 
 @dc.dataclass

@@ -124,7 +124,7 @@ def test_flags_of_the_other_engine(directory: Path, flags: list[str], message: s
     ("given", "message"),
     [
         ({"port": 0}, "vLLM does not say which port is free"),
-        ({"host": "0.0.0.0"}, "give --api-key"),
+        ({"host": "0.0.0.0"}, "give api_key"),
         ({"api_key": ("a", "b")}, "takes one key"),
     ],
 )

@@ -16,6 +16,7 @@ class Splits(Protocol):
 
     def split(self, text: str, *, start: bool, final: bool, tools: Collection[str]) -> Split:
         """Split text into content, calls, and what waits for more."""
+        ...
 
 
 class WholeCall:

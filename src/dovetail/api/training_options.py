@@ -1,0 +1,54 @@
+"""Options of training whose help is long."""
+
+from __future__ import annotations
+
+from dovetail.api.options import BatchSize, InDir, InFile, OutDir, Sets, Spec
+from dovetail.core.option import Option
+
+SPEC = Spec(
+    "A preset's name, a .yaml file, or a run file: YAML with `spec` and any flag as keys, which flags here override; "
+    "without it, the spec of --from.",
+    argument=True,
+)
+DATA = Option("Token shards of `dovetail data build` to train on, DIR or DIR=WEIGHT; may be given many times.", repeat=True)
+LABELS = InFile('Labeled rows to classify: JSON Lines of {"text": …, "label": …}, or an .npz of images and labels.')
+TAGS = InFile('Words with a tag each, as of entities: JSON Lines of {"tokens": ["…", "…"], "tags": ["B-PER", "O"]}.')
+PAIRS = InFile(
+    'Pairs of texts, to match or, by an encoder–decoder, to translate: JSON Lines of {"source": …, "target": …} (or '
+    '"a" and "b"), or a .tsv.'
+)
+OBJECTIVE = Option(
+    "next_token, masked_tokens, span_corruption, denoising, classification, token_classification, contrastive or "
+    "translation (default: by the spec and data)."
+)
+FROM = InDir("Start from the weights and the tokenizer of a model directory, or of the newest checkpoint of a run.")
+ADAPTER = Option(
+    "Train an adapter on the frozen weights of --from: lora, dora, ia3, or its fields as YAML: {kind: lora, rank: 8}."
+)
+OUT = OutDir("The model directory to write (default: SPEC-trained; for the run.yaml of a run, its directory).", short="-o")
+SET = Sets(
+    "Change a field first: --set layers.*.mixer.kv_heads=1, or a key of the run file: --set run.batch=4; may be "
+    "given many times."
+)
+TOKENIZER = Option("The kind of tokenizer; byte_pair encodes any text without loss.")
+SCHEDULE = Option("How the learning rate decays: along a cosine, linearly, in the last fifth of the run (wsd), or not.")
+PRECISION = Option(
+    "bf16: matmuls in bfloat16; weights, gradients and the optimizer's state stay in float32. auto: bf16 if this "
+    "machine multiplies faster in it."
+)
+RECOMPUTE = Option(
+    "Compute activations again in the backward pass, in less memory: all inside a block, or (selective) all but "
+    "those of matmuls and attention."
+)
+SHARDS = BatchSize(
+    "On several ranks: the number of data-parallel ranks over which FSDP shards the weights, by default all; the "
+    "others are replicas (HSDP; with 1, DDP)."
+)
+RING = Option("With --sequence: send keys and values around the ranks, in less memory than gathering them (ring attention).")
+PIPELINE = BatchSize(
+    "On several ranks: the number of pipeline stages, each with some of the layers; --micro-batches go through them (1F1B)."
+)
+LOG = Option(
+    "Also log the metrics for tensorboard or wandb (Weights & Biases), in the model directory; may be given many times.",
+    repeat=True,
+)
