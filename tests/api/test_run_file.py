@@ -16,7 +16,7 @@ from dovetail.core.errors import FileError, UsageError
 from dovetail.core.option import parameters
 from dovetail.disk.yaml import parse_yaml
 from dovetail.training import speed
-from dovetail.training.loop import Interrupt
+from dovetail.training.interrupt import Interrupt
 
 SPEC = "{width: 28, vocab: 270, layers: [{repeat: 2, mixer: {heads: 2, kv_heads: 1, dropout: 0.1}, ffn: {hidden: 44}}]}"
 RUN = f"""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dovetail.model import Model
     from dovetail.ops.formats.format import Format
     from dovetail.transformer import Transformer
+    from dovetail.weights.quantization.method import MethodResult
 
 GROUPS = (64, 32, 16, 8)  # inputs that share a scale, the first that divides every matrix
 BATCH = 8  # sequences per calibration batch

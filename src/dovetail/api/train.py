@@ -54,7 +54,7 @@ from dovetail.core.part import plain
 from dovetail.core.termination import delaying
 from dovetail.disk.model_files import PLOT_FILE, RUN_FILE, SAMPLES_FILE
 from dovetail.parallel.layout import Axes
-from dovetail.training.loop import Interrupt
+from dovetail.training.interrupt import Interrupt
 from dovetail.training.metrics import LogKind, logs_of
 from dovetail.training.plan import (
     CHECKPOINT_MINUTES,

@@ -30,7 +30,7 @@ def run(
     from dovetail.api.match import match
 
     wanted: dict[Budget, bool] = {"params": params, "flops": flops, "kv": kv}
-    chosen = [by for by in wanted if wanted[by]] or [next(iter(wanted))]
+    chosen: list[Budget] = [by for by in wanted if wanted[by]] or [next(iter(wanted))]
     if len(chosen) > 1:
         raise UsageError(f"--{chosen[0]}, --{chosen[1]}: choose one budget")
     return print_result(match(**given, by=chosen[0]), json)

@@ -92,9 +92,8 @@ class Http:
         try:
             connection.connect()
             sockets.append(connection.sock)  # the connection forgets it as soon as an answer that ends with the socket begins
-            connection.request(
-                *(("GET", target) if body is None else ("POST", target, json.dumps(body).encode())), headers=headers
-            )
+            data = None if body is None else json.dumps(body).encode()
+            connection.request("GET" if data is None else "POST", target, data, headers)
             yield where, connection.getresponse()
         except (OSError, http.client.HTTPException, ValueError) as error:
             if late.is_set():

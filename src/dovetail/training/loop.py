@@ -3,8 +3,7 @@
     for step: batch(step) → Trainer.step at lr(step) → metrics; at evals the held-out loss; at checkpoints a commit
 
 Every random number is drawn from (seed, step), so that two runs of equal steps are bit-equal, and so is a run that was killed
-and resumed from a checkpoint. After Ctrl-C the step that runs is finished, so that weights and metrics belong together; a
-second Ctrl-C raises.
+and resumed from a checkpoint.
 """
 
 from __future__ import annotations
@@ -12,14 +11,11 @@ from __future__ import annotations
 import dataclasses as dc
 import itertools
 import math
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from types import FrameType, TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -213,32 +209,3 @@ def measure(
                 return {}
     means = dict(zip(sums, read_floats(*(one.mean() for one in sums.values())), strict=True))
     return {"loss": means["loss"], **objective.metrics(means)}
-
-
-# -- Ctrl-C -----------------------------------------------------------------------------------------------------------
-
-
-class Interrupt:
-    """`with Interrupt() as interrupted: … if interrupted(): stop`. In another thread than the main one it is never set."""
-
-    def __init__(self) -> None:
-        self.received = False
-        self.before: Any = None
-
-    def __enter__(self) -> Interrupt:
-        if threading.current_thread() is threading.main_thread():
-            self.before = signal.signal(signal.SIGINT, self._receive)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.before is not None:
-            signal.signal(signal.SIGINT, self.before)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.received:
-            raise KeyboardInterrupt
-        self.received = True
-
-    def __call__(self) -> bool:
-        """Whether Ctrl-C was pressed."""
-        return self.received
