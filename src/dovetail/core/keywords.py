@@ -50,7 +50,10 @@ def checks_keywords(public: T) -> T:
     cls: type[Any] = public
     for name, value in list(vars(cls).items()):
         function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
-        if inspect.isfunction(function) and (name == "__init__" or not name.startswith("_")) and has_options(function):
+        if not inspect.isfunction(function) or not has_options(function):
+            continue
+        # not a function of another module that the class only names (an activation of torch)
+        if name == "__init__" or (not name.startswith("_") and function.__module__ == cls.__module__):
             checked = _checked(function, cls.__name__ if name == "__init__" else f"{cls.__name__}.{name}")
             setattr(cls, name, type(value)(checked) if function is not value else checked)
     return cast("T", cls)
