@@ -94,7 +94,7 @@ def p8(place: Path, attacks: int = 24, asked: int = 12) -> list[Row]:
     return [
         Row(f"{how}: innocent ones of another key that were not answered", failed, NONE),
         Row(f"{how}: seconds of the slowest innocent one of another key", max(times["innocent"]), Goal(high=BYSTANDER)),
-        Row(f"{how}: seconds of the slowest innocent one of the same key that was answered", max(times["hostile"]), Goal()),
+        Row(f"{how}: seconds of the slowest innocent one of the same key that was answered", max(times["hostile"])),
         Row(
             f"{how}: statuses that are not 200, 400, 429 or 503", sum(one not in (200, 400, 429, 503) for one in statuses), NONE
         ),

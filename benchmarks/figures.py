@@ -5,7 +5,8 @@
     python benchmarks/figures.py --stale --minutes 60    measure those that are missing or stale, oldest first
     python benchmarks/figures.py --judge            evaluate the goals of the stored figures by the rule of measure.py
 
-`--stale` begins no figure that would end after the minutes, by the time it took last; the same command continues. Exit code
+Figures without times run two at once, the others alone. `--stale` begins none that would end after the minutes, by the time
+it took last; the same command continues. Exit code
 after a measurement: 0 every goal holds, 1 one fails or a command failed, 3 one is undecided; 75 if figures are left.
 
 A result file is `{"taken": {"command", "commit", "sources", "seconds", …}, "result": what the command printed}`. `sources` is
@@ -19,12 +20,16 @@ import argparse
 import dataclasses as dc
 import hashlib
 import json
+import math
 import os
 import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from measure import Row, verdict
@@ -32,6 +37,7 @@ from measured import Closure
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = Path("docs/figures")
+LANES = 2  # figures without times that run at once
 EXITS = {"fails": 1, "left": 75, "undecided": 3}  # the worst first
 
 
@@ -41,6 +47,7 @@ class Figure:
 
     command: str
     threads: int | None = None  # OMP_NUM_THREADS; None: as it is
+    alone: bool = True  # it has times, or uses all cores: nothing runs beside it
 
 
 TABLE = {
@@ -55,20 +62,19 @@ TABLE = {
     "mixers": Figure("python benchmarks/mixers.py --json --plot docs/figures/mixers.png", 2),
     "prefer": Figure("python benchmarks/prefer.py --threads 1 --json", 1),
     "plan": Figure("python benchmarks/plan.py --json", 1),
-    "verify": Figure("python benchmarks/verify.py --json", 1),
-    "blind": Figure("python benchmarks/blind.py --json --table docs/figures/blind-cases.json", 1),
-    "rollouts": Figure("python benchmarks/rollouts.py --seed 7 --json", 1),
-    "engines": Figure("python benchmarks/engines.py --json", 1),
-    "servers": Figure("python benchmarks/servers.py --json --table docs/figures/servers_outcomes.json", 1),
-    "foreign": Figure("python benchmarks/foreign.py --json --table docs/figures/foreign_outcomes.json", 1),
-    "range": Figure("python benchmarks/range.py --json --make", 1),
-    "laws": Figure("dovetail laws --load checks.oracles --record .full/laws-{sources}.jsonl --json"),
-    "mutants": Figure("python -m checks.mutants --json"),
-    "random": Figure("python -m checks.mutants --random 200 --seed 6113 --json"),
-    "random-2": Figure("python -m checks.mutants --random 200 --seed 8837 --json"),
-    "parts": Figure("dovetail parts --json"),
+    "verify": Figure("python benchmarks/verify.py --json", 1, alone=False),
+    "blind": Figure("python benchmarks/blind.py --json --table docs/figures/blind-cases.json", 1, alone=False),
+    "rollouts": Figure("python benchmarks/rollouts.py --seed 7 --json", 1, alone=False),
+    "engines": Figure("python benchmarks/engines.py --json", 1, alone=False),
+    "servers": Figure("python benchmarks/servers.py --json --table docs/figures/servers_outcomes.json", 1, alone=False),
+    "foreign": Figure("python benchmarks/foreign.py --json --table docs/figures/foreign_outcomes.json", 1, alone=False),
+    "range": Figure("python benchmarks/range.py --json --make", 1, alone=False),
+    "laws": Figure("dovetail laws --load checks.oracles --record .full/laws-{sources}.jsonl --json", alone=False),
+    "mutants": Figure("python -m checks.mutants --json", alone=False),
+    "random": Figure("python -m checks.mutants --random 200 --seed 6113 --json", alone=False),
+    "parts": Figure("dovetail parts --json", alone=False),
     "stream": Figure("python benchmarks/stream.py --json --threads 1", 1),
-    "graft": Figure("python benchmarks/graft.py --json --threads 1 --train 4", 1),
+    "graft": Figure("python benchmarks/graft.py --json --threads 1 --train 4", 1, alone=False),
     "quant": Figure("python benchmarks/quant.py --json --threads 1", 1),
     "faults": Figure("python benchmarks/faults.py --json", 1),
     "serve_faults": Figure("python benchmarks/serve_faults.py --json", 1),
@@ -77,12 +83,12 @@ TABLE = {
     "speculate": Figure("python benchmarks/speculate.py --json", 2),
     "train": Figure("python benchmarks/train.py --json", 2),
     "dist": Figure("python benchmarks/dist.py --json", 2),
-    "layouts": Figure("python benchmarks/layouts.py --json", 1),
+    "layouts": Figure("python benchmarks/layouts.py --json", 1, alone=False),
     "corpus": Figure("python benchmarks/corpus.py --json", 2),
     "tune": Figure("python benchmarks/tune.py --json", 2),
     "muon": Figure("python benchmarks/muon.py --only muon --json", 2),
-    "mup": Figure("python benchmarks/muon.py --only mup --threads 1 --json", 1),
-    "front": Figure("python benchmarks/front.py --threads 1 --json", 1),
+    "mup": Figure("python benchmarks/muon.py --only mup --threads 1 --json", 1, alone=False),
+    "front": Figure("python benchmarks/front.py --threads 1 --json", 1, alone=False),
     "hostile": Figure("python benchmarks/hostile.py --json", 1),
     "unrun": Figure("python benchmarks/unrun.py --json --table docs/figures/unrun_commands.json", 1),
     "startup": Figure("python benchmarks/startup.py --json", 1),
@@ -150,7 +156,7 @@ def standings(root: Path = ROOT) -> list[Standing]:
         file = root / FIGURES / f"{name}.json"
         data = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
         taken = data.get("taken") if isinstance(data, dict) else None
-        if taken is None:
+        if data is None or taken is None:
             found.append(Standing(name, "not taken" if data is None else "stale", "", None, data))
             continue
         state = "fresh" if taken["sources"] == sources(figure.command, root, closure) else "stale"
@@ -213,7 +219,7 @@ def main() -> int:
     parser.add_argument("--stale", action="store_true", help="measure the figures that are missing or stale, oldest first")
     parser.add_argument("--minutes", type=float, default=60.0, help="with --stale, begin none that would end later")
     flags = parser.parse_args()
-    names, begin = flags.names, time.monotonic()
+    names = flags.names
     if flags.judge:
         print(*judge(), sep="\n")
         return 0
@@ -221,27 +227,40 @@ def main() -> int:
         parser.error(f"no figure is called {unknown[0]!r}; figures: {', '.join(TABLE)}")
     if flags.stale:
         waiting = left()
-        names = [one.name for one in waiting]
-    elif not names:
-        for one in standings():
+        outcomes = measure([one.name for one in waiting], {one.name: one.seconds or 0 for one in waiting}, flags.minutes)
+    elif names:
+        outcomes = measure(names)
+    else:
+        found = standings()
+        for one in found:
             print(f"{one.name:14} {one.state:10} {one.commit:10} {'' if one.seconds is None else f'{one.seconds:6} s'}")
+        fresh, timed = sum(one.state == "fresh" for one in found), [one for one in found if one.seconds is not None]
+        seconds = sum((one.seconds or 0) / (1 if TABLE[one.name].alone else LANES) for one in timed)
+        print(f"{fresh} of {len(found)} fresh; {len(timed)} take {seconds / 3600:.1f} h, by their last measurement")
         return 0
-    outcomes: list[str] = []
-    for name in names:
-        needed = next((one.seconds or 0 for one in waiting if one.name == name), 0) if flags.stale else 0
-        if flags.stale and time.monotonic() - begin + needed > 60 * flags.minutes:
-            outcomes.append("left")
+    return next((code for state, code in EXITS.items() if state in outcomes), 0)
+
+
+def measure(names: Sequence[str], seconds: Mapping[str, int] = MappingProxyType({}), minutes: float = math.inf) -> list[str]:
+    """Measure figures; the verdict on each, or `left` for those that would end after the minutes, by the seconds they took."""
+    begin = time.monotonic()
+
+    def one(name: str) -> str:
+        needed = seconds.get(name, 0)
+        if time.monotonic() - begin + needed > 60 * minutes:
             print(f"{name}: left; it took {needed} s the last time", file=sys.stderr)
-            continue
+            return "left"
         try:
             data = take(name)
         except SystemExit as error:
-            outcomes.append("fails")
             print(error, file=sys.stderr)
-            continue
-        outcomes.append(outcome(data))
-        print(f"{name}: {outcomes[-1]}, {data['taken']['seconds']} s at {data['taken']['commit']}", file=sys.stderr)
-    return next((code for state, code in EXITS.items() if state in outcomes), 0)
+            return "fails"
+        print(f"{name}: {outcome(data)}, {data['taken']['seconds']} s at {data['taken']['commit']}", file=sys.stderr)
+        return outcome(data)
+
+    with ThreadPoolExecutor(LANES) as lanes:
+        beside = list(lanes.map(one, [name for name in names if not TABLE[name].alone]))
+    return beside + [one(name) for name in names if TABLE[name].alone]
 
 
 if __name__ == "__main__":

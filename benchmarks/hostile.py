@@ -8,7 +8,8 @@ code 0 where the input cannot be right, by running code of a file, or by overwri
 waits for a processor does not count.
 
 A kill is SIGKILL at a random moment of a verb that replaces a directory. Afterwards the directory must be the old one or the
-new one, whole; the verb must then succeed, and leave nothing else behind.
+new one, whole, or, of a verb that continues where it was killed (RESUMED), one that says that it is unfinished; the verb must
+then succeed, and leave nothing else behind.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from measure import Goal, Row, arguments, progress, report
 
 from dovetail.cli import main as dovetail
 from dovetail.cli.failure import INTERNAL
+from dovetail.core.errors import FileError
 
 SECONDS, BYTES = 10.0, 2**30  # limits of a run; beyond what the child was forked with
 HARD = 3 * 2**30  # bytes of address space that a child may add: protects the machine
@@ -45,6 +47,7 @@ PATIENCE = 6.0  # a child is killed when it has lived for this many times SECOND
 FAULTS = ("tracebacks", "over 10 s", "over 1 GB", "escapes", "exit 0 on failure", "code run", "overwritten")
 CONTROLS, HARMLESS = ("Cc", "Cf", "Cs", "Zl", "Zp"), "\n\t\ufffd\u200c\u200d"
 CRASHES = ("Traceback (most recent call last)", "panicked at", "internal error")
+RESUMED = ("train", "tune", "data build")  # --force replaces at the start what is there
 SAVES = {
     "import": ("import", "hf", "-o", "out", "--force"),
     "export": ("export", "model", "-o", "out-hf", "--force"),
@@ -195,7 +198,8 @@ def _unreadable(verb: str, target: Path) -> str:
     try:
         Manifest.load(target) if verb == "data build" else load(target)
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        unfinished = isinstance(error, FileError) and "is an unfinished" in str(error) and verb in RESUMED
+        return "" if unfinished else f"{type(error).__name__}: {error}"
     return ""
 
 

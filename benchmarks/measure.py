@@ -53,6 +53,10 @@ class Goal:
             return cls(low=float(rest[0])) if first == "≥" else cls(high=float(rest[0]))
         return cls(float(first), float(rest[1]))
 
+    def __post_init__(self) -> None:
+        if self.low is None and self.high is None:
+            raise ValueError("a goal needs a limit; a row without a goal has None")
+
     def __str__(self) -> str:
         if self.low is not None and self.high is not None:
             return f"{self.low:g} … {self.high:g}"

@@ -49,8 +49,8 @@ def results() -> Iterator[str]:
     yield "A goal **holds** if the whole interval of the figure (the median ± one interquartile range of at least five rounds)"
     yield "is within it, and **fails** if the whole interval is outside. **Too noisy**: the interval crosses the limit."
     yield "**Too few rounds**: there is no interval. **No goal**: the row states a value and promises nothing. Counts and bytes"
-    yield "are exact. Rows against vLLM and llama.cpp are to be measured again, with each peer run as its documentation"
-    yield "recommends; until then they support no claim: [](../serve.md).\n"
+    yield "are exact. Two figures measure llama.cpp in different ways and disagree, so that rows against it support no claim;"
+    yield "how servers were compared is in [](../serve.md).\n"
     yield from page(measured_figures(standings()))
 
 

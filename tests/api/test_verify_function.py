@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,10 @@ def test_two_functions_are_found_with_their_cause() -> None:
     assert result.to_dict()["cause"]["name"] == "rope base"
     assert "← first" in repr(result)
     html = result.to_html()
-    assert html.count("class=first") == 1
+    assert html.count('class="first"') == 1
+    headline = re.search("<h1>(.*)</h1>", html)
+    assert headline is not None
+    assert "cause: " in headline[1]
     assert "prefers-color-scheme:dark" in html
     assert "rope base" in result._repr_html_()
     json.dumps(result.to_dict())

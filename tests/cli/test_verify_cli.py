@@ -44,7 +44,7 @@ def test_two_functions_are_told_apart(two: tuple[str, str], tmp_path: Path, caps
     assert [tap["state"] for tap in told["taps"] if tap["address"].startswith("layers.0")] == ["equal"] * 14
     text = page.read_text()
     assert text.startswith("<!doctype html>")
-    assert text.count("class=first") == 1
+    assert text.count('class="first"') == 1
     assert "rope base" in text
 
 

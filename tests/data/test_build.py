@@ -23,6 +23,7 @@ from dovetail.data import duplicates, executors
 from dovetail.data.build import WORK
 from dovetail.data.corpora import open_tokens
 from dovetail.data.executors import InProcess, ProcessPool
+from dovetail.data.manifest import Manifest
 from dovetail.text.learn import learn
 from dovetail.text.tokenizer import Tokenizer
 
@@ -208,6 +209,27 @@ def test_another_build_in_the_same_place_is_refused(rows: Path, tmp_path: Path) 
     for force in (False, True):
         with pytest.raises(FileError, match=r"full: is not empty \(it holds thesis\.txt\)"):
             build_data(rows, tmp_path / "full", force=force, quiet=True)
+
+
+def test_a_corpus_that_is_being_replaced_is_called_unfinished(rows: Path, tmp_path: Path) -> None:
+    class Killed(InProcess):
+        def run(self, work, numbers):  # type: ignore[no-untyped-def]
+            raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    build_data(rows, out, quiet=True)
+    with pytest.raises(KeyboardInterrupt):
+        build_data(rows, out, held_out=0.3, force=True, quiet=True, executor=Killed())
+    with pytest.raises(FileError, match="is an unfinished corpus; run the same"):
+        Manifest.load(out)
+    for name in os.listdir(out / WORK):
+        (out / WORK / name).unlink()
+    (out / WORK).rmdir()
+    (out / "plan.json").write_text("{}")  # as a kill before the new plan leaves it
+    with pytest.raises(FileError, match="is an unfinished corpus"):
+        Manifest.load(out)
+    build_data(rows, out, held_out=0.3, force=True, quiet=True)
+    assert show_data(out, verify=True, quiet=True).problems == ()
 
 
 def test_an_input_that_changes_during_the_build_is_refused(rows: Path, tmp_path: Path) -> None:

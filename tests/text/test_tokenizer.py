@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dovetail.core.errors import FileError, InputError, SpecError
+from dovetail.core.limits import TOKENIZER_IDS
 from dovetail.text.learn import LEAST, learn
 from dovetail.text.tokenizer import END, MASK, TOKENIZER_FILE, Tokenizer
 
@@ -92,6 +93,17 @@ def test_a_nested_normalizer_is_refused_before_it_is_parsed(tmp_path: Path) -> N
     for levels in (20, 400):
         with pytest.raises(FileError, match="levels deep; the limit is 16"):
             Tokenizer.load(hostile(tmp_path, normalizer=nested(levels)))
+
+
+def test_an_id_far_above_the_others_is_refused(tmp_path: Path) -> None:
+    """The engine wrote down every unused id below it when it was copied, and aborted for want of memory."""
+    for largest, fits in ((TOKENIZER_IDS - 1, True), (TOKENIZER_IDS, False), (4_000_000_000, False)):
+        place = hostile(tmp_path, model={"type": "WordLevel", "vocab": {"a": largest}, "unk_token": "a"})
+        if fits:
+            assert Tokenizer.load(place).prompt("a", add_special=False) == [largest]
+            continue
+        with pytest.raises(FileError, match=f"has a token of id {largest:,}; the limit is 16,777,216"):
+            Tokenizer.load(place)
 
 
 def test_brackets_in_strings_are_not_levels(tmp_path: Path) -> None:

@@ -121,6 +121,20 @@ def test_force_begins_anew(tale: Path) -> None:
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000003"]
 
 
+def test_force_begins_anew_where_a_picture_was_being_written(tale: Path) -> None:
+    """A temporary file of a killed writer counted as somebody's file, and then the checkpoints did, too."""
+    out = tale.parent / "out"
+    dt.train(SPEC, tale, steps=3, out=out, **SIZES)
+    (out / ".loss.png.99999999-0123abcd.tmp").write_bytes(b"half a picture")
+    (out / "thesis.txt").write_text("mine")
+    with pytest.raises(FileError, match=r"holds files that are not the model's: thesis\.txt; move them"):
+        dt.train(SPEC, tale, steps=2, out=out, force=True, **SIZES)
+    assert (out / "checkpoints" / "step-00000003").is_dir()
+    (out / "thesis.txt").unlink()
+    dt.train(SPEC, tale, steps=2, out=out, force=True, **SIZES)
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000002"]
+
+
 def flip_a_bit(file: Path) -> None:
     data = bytearray(file.read_bytes())
     data[-3] ^= 16

@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
+from types import SimpleNamespace
+from typing import get_args
 
 import pytest
+from jinja2 import UndefinedError
 
 import dovetail as dt
 from dovetail.files.spec import load_spec
-from dovetail.views.page import BADGE, BADGES, COLORS, Fact, Page, badge, facts, text
+from dovetail.proof.compare.comparison import Status as TapStatus
+from dovetail.proof.rollouts.verdict import RolloutStatus
+from dovetail.views.page import TEMPLATES, body, fragment, page
+from dovetail.weights.surgery import Status
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 READABLE = 4.5  # WCAG 2, level AA
+CSS = (TEMPLATES / "page.css").read_text()
+# name -> (light, dark); status -> the color of its badge
+LIGHT, DARK = (dict(re.findall(r"--(\w+):(#\w{6})", block)) for block in re.findall(r"\.dovetail\{(\s*--.*?)\}", CSS, re.S))
+COLORS = {name: (LIGHT[name], DARK[name]) for name in LIGHT}
+BADGES = {
+    name: color
+    for selectors, color in re.findall(r"^([^{}\n]+)\{background:(#\w{6})\}$", CSS, re.M)
+    for name in re.findall(r"\.dovetail \.([\w-]+)", selectors)
+}
+BADGE = re.search(r"\.badge\{[^}]*color:(#\w{6})", CSS)[1]  # type: ignore[index]
+STATUSES = {*get_args(Status), *get_args(TapStatus), *get_args(RolloutStatus), "changed"}
 
 
 class Checker(HTMLParser):
@@ -57,9 +74,14 @@ def test_text_is_readable_on_every_ground(ink: str, ground: str, scheme: int) ->
     assert contrast(COLORS[ink][scheme], COLORS[ground][scheme]) >= READABLE
 
 
-@pytest.mark.parametrize("name", BADGES)
+@pytest.mark.parametrize("name", sorted(STATUSES))
 def test_text_on_badges_is_readable(name: str) -> None:
     assert contrast(BADGE, BADGES[name]) >= READABLE
+
+
+def test_every_color_has_a_dark_one() -> None:
+    assert LIGHT.keys() == DARK.keys()
+    assert len(LIGHT) == 9
 
 
 def test_the_contrast_is_the_one_of_the_standard() -> None:
@@ -94,7 +116,7 @@ def test_pages_are_whole_and_fetch_nothing(name: str) -> None:
 
 
 def test_a_fragment_restyles_nothing_around_it() -> None:
-    rules = re.sub(r"@media\([^)]*\)\{", "", re.search(r"<style>(.*?)</style>", Page("t", "x").fragment(), re.S)[1])  # type: ignore[index]
+    rules = re.sub(r"@media\([^)]*\)\s*\{", "", re.search(r"<style>(.*?)</style>", fragment("x"), re.S)[1])  # type: ignore[index]
     selectors = [one for rule in re.findall(r"([^{}]+)\{[^{}]*\}", rules) for one in rule.split(",")]
     assert len(selectors) > 20
     assert all(one.strip().startswith(".dovetail") for one in selectors), selectors
@@ -102,12 +124,24 @@ def test_a_fragment_restyles_nothing_around_it() -> None:
 
 def test_names_cannot_break_a_page() -> None:
     bad = "<script>alert(1)</script>\x1b[2J\"'&"
-    pages = (Page(bad, text(bad)), Page("t", badge("new", bad)), Page("t", facts([Fact(bad, bad, bad)])))
-    for source in (page.whole() for page in pages):
+    row = {
+        "verdict": SimpleNamespace(status="equal"),
+        "headline": bad,
+        "sides": [(bad, bad, bad)],
+        "measures": bad,
+        "lines": [bad],
+    }
+    table = {"columns": [bad], "rows": [[bad]], "numbers": [bad], "marked": [0]}
+    for source in (page(bad, bad), fragment(bad), page("t", body("verify.html", **row, **table))):
         checker = Checker(source)
         assert "script" not in {tag for tag, _ in checker.tags}
         assert "\x1b" not in source
         assert "<script>" in "".join(checker.words)
+
+
+def test_a_value_that_a_template_lacks_is_an_error() -> None:
+    with pytest.raises(UndefinedError, match="body"):
+        body("fragment.html")
 
 
 def test_a_name_from_outside_is_escaped_in_both_pages(tmp_path) -> None:  # type: ignore[no-untyped-def]

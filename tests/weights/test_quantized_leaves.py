@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 import dovetail as dt
 from dovetail.core.ctx import Ctx
@@ -55,6 +56,21 @@ def test_a_saved_model_loads_bit_for_bit_and_stays_small(format, tmp_path: Path)
     loaded = dt.load(tmp_path / "m")
     assert recipe_of(loaded) == recipe_of(model) != {}
     assert torch.equal(logits(loaded), logits(model))
+
+
+@pytest.mark.parametrize(("field", "value"), [("width", -1), ("layers.0.mixer.head", -1), ("layers.0.ffn.hidden", 0)])
+def test_an_edited_spec_beside_packed_weights_is_refused_by_its_field(field: str, value: int, tmp_path: Path):
+    """Sizes of packed tensors were computed from the spec before it was checked."""
+    dt.save(quantized(Int8()), tmp_path / "m")
+    place = tmp_path / "m" / "dovetail.yaml"
+    inner = spec = yaml.safe_load(place.read_text())
+    *above, last = field.split(".")
+    for key in above:
+        inner = inner[int(key) if key.isdigit() else key]
+    inner[last] = value
+    place.write_text(yaml.safe_dump(spec))
+    with pytest.raises(SpecError, match=last):
+        dt.load(tmp_path / "m")
 
 
 def test_dense_readers_get_the_decoded_weights(tmp_path: Path):

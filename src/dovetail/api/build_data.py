@@ -87,7 +87,7 @@ def build_data(
     `executor` of your own; the result is the same. After a kill, the same call continues the build.
     `force` replaces what `out` holds.
     """
-    from dovetail.data.build import build, delete_corpus
+    from dovetail.data.build import build
     from dovetail.data.manifest import HELD_OUT
 
     _check(lines, separator)
@@ -102,12 +102,10 @@ def build_data(
     files = expand([inputs] if isinstance(inputs, (str, Path)) else inputs)
     plan = make_plan(files, settings, format)
     say(f"files {len(files):,}, bytes {plan.bytes:,}, units {len(plan.units):,}")
-    if force:
-        delete_corpus(place)
     if executor is None:
         executor = ProcessPool(workers or available_workers()) if cluster is None else RayCluster(cluster)
     with WorkProgress(quiet) as progress:
-        manifest = build(place, plan, text, executor, progress)
+        manifest = build(place, plan, text, executor, progress, replace=force)
     if held_out and not manifest.splits[HELD_OUT].documents:
         say("no document is held out: there are too few; cut files into documents (--lines, --separator), or raise --held-out")
     return DataSummary(place, manifest)

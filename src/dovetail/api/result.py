@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from dovetail.views.console import render_text, terminal_width
-from dovetail.views.page import Page
+from dovetail.views.page import fragment, page
 
 INTERRUPTED = 130  # the exit code after Ctrl-C, as of a process that SIGINT ends
 
@@ -54,13 +54,18 @@ class Result(ABC):
 class PageResult(Result):
     """A result that is also an HTML page."""
 
+    @property
     @abstractmethod
-    def page(self) -> Page:
-        """Return the title and the content of the page, escaped."""
+    def title(self) -> str:
+        """The title of the page."""
+
+    @abstractmethod
+    def body(self) -> str:
+        """Return the content of the page."""
 
     def to_html(self) -> str:
         """Return one self-contained HTML page."""
-        return self.page().whole()
+        return page(self.title, self.body())
 
     def _repr_html_(self) -> str:
-        return self.page().fragment()
+        return fragment(self.body())

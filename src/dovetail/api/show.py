@@ -18,7 +18,6 @@ from rich.console import RenderableType
 from dovetail.api.arguments import Changes, SpecLike, read_spec
 from dovetail.api.options import SET, SPEC, SWAP, Dtype, Length
 from dovetail.api.result import PageResult
-from dovetail.views.page import Page
 
 if TYPE_CHECKING:
     from dovetail.account import Account
@@ -50,10 +49,14 @@ class Summary(PageResult):
 
         return summary_view(self.name, self.account, self.limit, width, self.not_carried_over)
 
-    def page(self) -> Page:
-        from dovetail.views.diagram import RULES, diagram
+    @property
+    def title(self) -> str:
+        return f"dovetail show {self.name}"
 
-        return Page(f"dovetail show {self.name}", diagram(self.name, self.account, self.limit, self.not_carried_over), RULES)
+    def body(self) -> str:
+        from dovetail.views.diagram import diagram
+
+        return diagram(self.name, self.account, self.limit, self.not_carried_over)
 
 
 def show(

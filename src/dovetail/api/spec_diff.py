@@ -9,8 +9,7 @@ from rich.console import RenderableType
 
 from dovetail.api.result import PageResult
 from dovetail.views.diff import diff_view
-from dovetail.views.diff_page import RULES, diff_body
-from dovetail.views.page import Page
+from dovetail.views.diff_page import diff_body
 from dovetail.weights.surgery import Diff
 
 
@@ -26,8 +25,12 @@ class SpecDiff(PageResult, Diff):
     def view(self, width: int) -> RenderableType:
         return diff_view(self, self.names)
 
-    def page(self) -> Page:
-        return Page(f"dovetail diff {' '.join(self.names)}", diff_body(self, self.names), RULES)
+    @property
+    def title(self) -> str:
+        return f"dovetail diff {' '.join(self.names)}"
+
+    def body(self) -> str:
+        return diff_body(self, self.names)
 
 
 def with_names(result: Diff, names: tuple[str, str]) -> SpecDiff:

@@ -10,9 +10,8 @@ from rich.console import Group, RenderableType
 from dovetail.api.result import PageResult
 from dovetail.core.fold import parameters
 from dovetail.planning.report import Findings, layout_data
-from dovetail.views.page import Page
 from dovetail.views.plan import plan_view
-from dovetail.views.plan_page import RULES, plan_page
+from dovetail.views.plan_page import plan_page
 
 
 @dc.dataclass(frozen=True, repr=False)
@@ -46,5 +45,9 @@ class TrainingPlan(Findings, PageResult):
     def view(self, width: int) -> RenderableType:
         return Group(*plan_view(self, width))
 
-    def page(self) -> Page:
-        return Page(f"dovetail plan {self.name}", plan_page(self), RULES)
+    @property
+    def title(self) -> str:
+        return f"dovetail plan {self.name}"
+
+    def body(self) -> str:
+        return plan_page(self)

@@ -17,7 +17,6 @@ from dovetail.core.dtypes import dtype_of
 from dovetail.core.errors import FileError, SpecError, UsageError
 from dovetail.core.limits import ANSWER_SECONDS
 from dovetail.core.option import Option
-from dovetail.views.page import Page
 
 if TYPE_CHECKING:
     import torch
@@ -70,17 +69,19 @@ class Verification(PageResult):
             return rollouts_view.view(verdict)
         return server_view.view(verdict) if isinstance(verdict, ServerVerdict) else tap_view.view(verdict, every=self.every)
 
-    def page(self) -> Page:
+    @property
+    def title(self) -> str:
+        return f"verify: {self.status}"
+
+    def body(self) -> str:
         from dovetail.proof.compare.server import ServerVerdict
         from dovetail.proof.rollouts.verdict import RolloutVerdict
         from dovetail.views import rollouts as rollouts_view, server_verdict as server_view, verdict as tap_view
 
         verdict = self.verdict
         if isinstance(verdict, RolloutVerdict):
-            body = rollouts_view.body(verdict)
-        else:
-            body = server_view.body(verdict) if isinstance(verdict, ServerVerdict) else tap_view.body(verdict)
-        return Page(f"verify: {self.status}", body, tap_view.RULES)
+            return rollouts_view.rollouts_body(verdict)
+        return server_view.server_body(verdict) if isinstance(verdict, ServerVerdict) else tap_view.verdict_body(verdict)
 
 
 def verify(

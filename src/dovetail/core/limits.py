@@ -34,6 +34,7 @@ CARRIED_BYTES = 64 * MB  # of one tokenizer or template file that is copied alon
 TOKENIZER_BYTES = 64 * MB  # the largest known ones take 34 MB
 TOKENIZER_DEPTH = 16  # the engine copies a component once per level, and tries several types for each copy
 TOKENIZER_ITEMS = 8_000_000  # a vocabulary of 262,144 tokens and its merges take two million
+TOKENIZER_IDS = 1 << 24  # the engine lists the ids below the largest that have no token when it is copied
 TOKENIZER_ADDED = 1024  # special tokens that a template adds to one prompt
 TOKENIZER_GROWTH = 64  # times that normalizers or decoders may lengthen a text, and characters that they may put before it
 TEXT_BYTES = 256 * MB  # of a text file to train on, which is read into memory

@@ -142,13 +142,18 @@ def _record(directory: Path, number: int) -> Record:
 # -- all units ----------------------------------------------------------------------------------------------------------
 
 
-def build(directory: Path, plan: BuildPlan, tokenizer: str, executor: Executor, progress: Progress) -> Manifest:
+def build(
+    directory: Path, plan: BuildPlan, tokenizer: str, executor: Executor, progress: Progress, *, replace: bool = False
+) -> Manifest:
     """Run every phase that is not done, and return the manifest. `tokenizer` is the content of tokenizer.json.
 
-    Raises FileError where the directory holds another build.
+    `replace` deletes a corpus or an unfinished build first. Raises FileError where the directory holds another build.
     """
     with _locked(directory):
         text = plan.to_json()
+        if replace and (directory / PLAN_FILE).exists():
+            _delete_all_but_the_plan(directory)  # which says, after a kill, that what is there is unfinished
+            write_atomically(directory / PLAN_FILE, text)
         _check_plan(directory, plan, text)
         if (directory / MANIFEST_FILE).exists():
             shutil.rmtree(directory / WORK, ignore_errors=True)  # the build before was killed while it deleted this
@@ -210,16 +215,12 @@ def _check_plan(directory: Path, plan: BuildPlan, text: str) -> None:
         raise FileError(f"{directory}: is not empty (it holds {sorted(others)[0]}); choose another directory")
 
 
-def delete_corpus(directory: Path) -> None:
+def _delete_all_but_the_plan(directory: Path) -> None:
     """Delete a corpus or an unfinished build, the manifest first; other files stay."""
-    if not (directory / PLAN_FILE).exists():
-        return
-    with _locked(directory):
-        (directory / MANIFEST_FILE).unlink(missing_ok=True)
-        for path in [*directory.glob("train-*"), *directory.glob("held_out-*"), directory / TOKENIZER_FILE]:
-            path.unlink(missing_ok=True)
-        shutil.rmtree(directory / WORK, ignore_errors=True)
-        (directory / PLAN_FILE).unlink()
+    (directory / MANIFEST_FILE).unlink(missing_ok=True)
+    for path in [*directory.glob("train-*"), *directory.glob("held_out-*"), directory / TOKENIZER_FILE]:
+        path.unlink(missing_ok=True)
+    shutil.rmtree(directory / WORK, ignore_errors=True)
 
 
 LOCK = ".lock"

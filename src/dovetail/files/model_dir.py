@@ -160,9 +160,9 @@ def _finite(pieces: Iterable[Piece], target: Path) -> Iterator[tuple[str, Tensor
             yield name, tensor
 
 
-def check_replaceable(place: str | Path, beside: Iterable[str] = ()) -> None:
+def check_replaceable(place: str | Path, beside: Iterable[str] = (), inside: Iterable[str] = ()) -> None:
     """Raise unless nothing is there, or an empty directory, or a model directory without foreign files; `beside`: further files
-    that the writer writes anew."""
+    that the writer writes anew; `inside`: sub-directories that are the writer's own."""
     place = Path(place)
     if not place.exists():
         return
@@ -170,7 +170,7 @@ def check_replaceable(place: str | Path, beside: Iterable[str] = ()) -> None:
     beside = tuple(beside)
     for name in (*MODEL_FILES, *beside):
         delete_leftovers(place / name)
-    if names := foreign(place, beside):
+    if names := [name for name in foreign(place, beside) if name not in {f"{one}/" for one in inside}]:
         raise FileError(f"{place}: holds files that are not the model's: {listed(names)}; move them, or choose another path")
 
 
@@ -179,8 +179,9 @@ def _check_is_model(place: Path) -> None:
         raise FileError(f"{place}: exists and is not a model directory; choose another path")
 
 
-def must_be_free(place: Path, force: bool) -> None:
-    """Raise unless nothing is there, or an empty directory, or with `force` a model directory that may be replaced."""
-    check_replaceable(place)
+def must_be_free(place: Path, force: bool, inside: Iterable[str] = ()) -> None:
+    """Raise unless nothing is there, or an empty directory, or with `force` a model directory that may be replaced, with the
+    sub-directories `inside`."""
+    check_replaceable(place, inside=inside)
     if place.exists() and any(place.iterdir()) and not force:
         raise FileError(f"{place}: exists already; choose another path with -o, or replace it with --force")

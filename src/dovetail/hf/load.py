@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.construction import on_meta, set_constants, tie
+from dovetail.core.check import check
 from dovetail.core.errors import FileError, SpecError
 from dovetail.core.fold import declared
 from dovetail.core.limits import CONFIG_BYTES, CONSTANT_VALUES, SPEC_BYTES
@@ -114,6 +115,7 @@ def opened(directory: str | Path, watch: Watch | None = None, *, dense: bool = T
     comes. With `dense` every weight is given dense, whatever form the files hold it in."""
     where = _directory(directory)
     spec, config = origin(where)
+    check(spec)  # before sizes are computed from it
     recipe = _recipe(where, spec)
     with contextlib.ExitStack() as stack:
         files = open_weights(where, stack)

@@ -31,6 +31,7 @@ from dovetail.core.limits import (
     TOKENIZER_BYTES,
     TOKENIZER_DEPTH,
     TOKENIZER_GROWTH,
+    TOKENIZER_IDS,
     TOKENIZER_ITEMS,
 )
 from dovetail.disk.model_files import TOKENIZER_FILE
@@ -45,6 +46,7 @@ END, MASK = (
     "<|mask|>",
 )  # ids 0 and 1 of tokenizers trained here: end of text, and the mask of masked language modeling
 STRINGS = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+LARGE = re.compile(r"\d{8}")  # an integer above TOKENIZER_IDS has eight digits at least
 NO_BRACKETS = re.compile(r"[^\[\]{}]+")
 PANICS = "pyo3_runtime"  # the module of the exception that a panic in Rust raises
 PIECE = 1 << 16  # characters encoded as one where the text can be cut
@@ -70,6 +72,7 @@ class Tokenizer:
             engine.no_padding()  # padding and truncation of the file are for batches
             engine.no_truncation()
             _check_growth(engine, path)
+            _check_ids(engine, text, path)
             added = engine.num_special_tokens_to_add(False)
             if added <= TOKENIZER_ADDED:
                 engine.decode(engine.encode("a").ids)  # components that do not fit each other panic here
@@ -252,6 +255,12 @@ def _check_growth(engine: Engine, path: Path) -> None:
         if max(growth, before) > TOKENIZER_GROWTH:
             problem = f"its {inner} lengthen a text {growth:,} times, or put {before:,} characters before it"
             raise FileError(f"{path}: {problem}; the limit is {TOKENIZER_GROWTH}")
+
+
+def _check_ids(engine: Engine, text: str, path: Path) -> None:
+    """Raise for an id that is far above the others. The vocabulary is looked at only where the file has so large a number."""
+    if LARGE.search(text) and (largest := max(engine.get_vocab().values(), default=0)) >= TOKENIZER_IDS:
+        raise FileError(f"{path}: has a token of id {largest:,}; the limit is {TOKENIZER_IDS:,}")
 
 
 def _check_unicode(text: str) -> None:

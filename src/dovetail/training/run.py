@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import dataclasses as dc
 import os
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,7 +33,6 @@ from dovetail.disk.model_files import (
     REFERENCE_FILE,
     RUN_FILE,
     SAMPLES_FILE,
-    foreign,
 )
 from dovetail.disk.replace import replacing, try_lock
 from dovetail.disk.shape import check_shape
@@ -177,14 +175,11 @@ def open_run(place: Path, settings: Mapping[str, Any], files: Mapping[str, str |
     """Prepare the directory of a run; return whether it holds a run with these settings already, to be resumed.
 
     A directory with other contents is refused. With `force`, a model or a run there is replaced."""
-    if (place / RUN_FILE).is_file():
-        if not force:
-            _check_same(place, settings)
-            return True
-        if not set(foreign(place)) - {f"{name}/" for name in OWN}:
-            for name in OWN:
-                shutil.rmtree(place / name, ignore_errors=True)
-    must_be_free(place, force)
+    own = OWN if (place / RUN_FILE).is_file() else ()
+    if own and not force:
+        _check_same(place, settings)
+        return True
+    must_be_free(place, force, own)
     with replacing(place, lambda existing: None) as fresh:
         for name, content in {**files, RUN_FILE: dump_yaml(dict(settings)), LOSSES_FILE: ""}.items():
             (fresh / name).write_bytes(content.encode() if isinstance(content, str) else content)

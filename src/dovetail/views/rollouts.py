@@ -9,7 +9,7 @@ from rich.text import Text
 from dovetail.core.printable import printable
 from dovetail.proof.rollouts.verdict import RATIOS, GapCause, RolloutStatus, RolloutVerdict
 from dovetail.views.bar import bar
-from dovetail.views.page import badge, text
+from dovetail.views.page import body
 
 COLORS: dict[RolloutStatus, str] = {
     "equal": "green",
@@ -26,6 +26,7 @@ SENTENCES: dict[RolloutStatus, str] = {
     "structural": "the sampler's log-probs are not those of this model",
 }
 COLUMNS = ("cause", "share", "mean |c|", "what", "formula", "token that shows it most")
+NUMBERS = ("share", "mean |c|")
 CELLS = 10
 
 
@@ -58,7 +59,7 @@ def view(verdict: RolloutVerdict) -> Group:
     color = COLORS[verdict.status]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in COLUMNS:
-        table.add_column(name, justify="right" if name in ("share", "mean |c|") else "left")
+        table.add_column(name, justify="right" if name in NUMBERS else "left")
     table.add_column("")
     for i, one in enumerate(verdict.causes):
         style = "bold" if i == 0 else ""
@@ -73,16 +74,17 @@ def view(verdict: RolloutVerdict) -> Group:
     return Group(*head, Text(counts, "dim"), Text(), Text(_measures(verdict)), Text(), table, Text(), said, *below)
 
 
-def body(verdict: RolloutVerdict) -> str:
+def rollouts_body(verdict: RolloutVerdict) -> str:
     """The content of the page."""
-    header = "".join(f"<th>{text(name)}</th>" for name in COLUMNS)
-    rows = "".join(
-        f"<tr{' class=first' if i == 0 else ''}>{''.join(f'<td>{text(cell)}</td>' for cell in _cells(one))}</tr>"
-        for i, one in enumerate(verdict.causes)
-    )
-    below = "".join(f"<p>{text(sentence)}</p>" for _, sentence in [("", SENTENCES[verdict.status]), *lines(verdict)])
-    return (
-        f"<h1>dovetail verify {badge(verdict.status)}</h1>"
-        f"<p>trainer <code>{text(verdict.a)}</code> {text(verdict.dtype)}<br>sampler <code>{text(verdict.b)}</code></p>"
-        f'<p class="soft">{text(_measures(verdict))}</p><div class="wide"><table><tr>{header}</tr>{rows}</table></div>{below}'
+    return body(
+        "verify.html",
+        verdict=verdict,
+        headline=SENTENCES[verdict.status],
+        sides=[("trainer", verdict.a, verdict.dtype), ("sampler", verdict.b, "")],
+        measures=_measures(verdict),
+        lines=[sentence for _, sentence in lines(verdict)],
+        columns=COLUMNS,
+        numbers=NUMBERS,
+        rows=[_cells(one) for one in verdict.causes],
+        marked=[0],
     )

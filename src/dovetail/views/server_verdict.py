@@ -8,7 +8,7 @@ from rich.text import Text
 
 from dovetail.proof.compare.comparison import Status
 from dovetail.proof.compare.server import Row, ServerVerdict
-from dovetail.views.page import badge, text
+from dovetail.views.page import body
 
 SENTENCES: dict[Status, str] = {
     "equal": "first tokens agree, and log-probs agree to rounding",
@@ -40,16 +40,17 @@ def view(verdict: ServerVerdict) -> Group:
     return Group(*sides, Text(), table, Text(), *lines)
 
 
-def body(verdict: ServerVerdict) -> str:
+def server_body(verdict: ServerVerdict) -> str:
     """The content of the page."""
-    header = "".join(f'<th class="n">{text(name)}</th>' for name in COLUMNS)
-    rows = ""
-    for i, row in enumerate(verdict.rows):
-        cells = "".join(f'<td class="n">{text(cell)}</td>' for cell in _cells(i, row))
-        rows += f"<tr{' class=first' if row.differs else ''}>{cells}</tr>"
-    lines = (SENTENCES[verdict.status], f"tested: {verdict.tested()}", f"not tested: {verdict.not_tested()}")
-    return (
-        f"<h1>dovetail verify {badge(verdict.status)}</h1>"
-        f"<p>A <code>{text(verdict.a)}</code><br>B <code>{text(verdict.b)}</code></p>"
-        f'{"".join(f"<p>{text(line)}</p>" for line in lines)}<div class="wide"><table><tr>{header}</tr>{rows}</table></div>'
+    return body(
+        "verify.html",
+        verdict=verdict,
+        headline=SENTENCES[verdict.status],
+        sides=[("A", verdict.a, ""), ("B", verdict.b, "")],
+        measures="",
+        lines=[f"tested: {verdict.tested()}", f"not tested: {verdict.not_tested()}"],
+        columns=COLUMNS,
+        numbers=COLUMNS,
+        rows=[_cells(i, row) for i, row in enumerate(verdict.rows)],
+        marked=[i for i, row in enumerate(verdict.rows) if row.differs],
     )

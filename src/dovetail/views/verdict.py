@@ -20,7 +20,7 @@ from dovetail.proof.compare.piece import OTHER_WEIGHTS
 from dovetail.proof.compare.record import ANSWER
 from dovetail.proof.compare.verdict import Verdict
 from dovetail.views.bar import bar as blocks
-from dovetail.views.page import badge, text
+from dovetail.views.page import body
 
 DECADES, CELLS = 16, 16
 COLORS = {"equal": "green", "rounding": "yellow", "structural": "red", "non-finite": "red"}
@@ -194,43 +194,26 @@ def _cause(verdict: Verdict) -> list[Text]:
     return [Text.assemble(("cause", "bold"), f": {unknown}")]
 
 
-RULES = """
-.dovetail .first td{background:var(--first);font-weight:600}
-.dovetail .layer th{padding-top:.7rem;font-weight:600;color:var(--ink)}
-.dovetail .taps{width:100%}
-.dovetail .bar{display:block;height:.7rem;border-radius:2px}
-.dovetail .bars{width:25%}
-.dovetail .taps td,.dovetail .taps th{overflow-wrap:normal}
-@media(max-width:600px){.dovetail .own{display:none}.dovetail .taps th.n{white-space:normal}
-.dovetail .taps td,.dovetail .taps th{padding-right:.5rem}}
-"""
-
-
-def body(verdict: Verdict) -> str:
+def verdict_body(verdict: Verdict) -> str:
     """The content of the page."""
     dtypes = [short(dtype) for dtype in verdict.comparison.dtypes]
-    rows: list[str] = []
-    for name, taps in grouped(verdict.comparison.taps).items():
-        rows.append(f'<tr class="layer"><th colspan="6">{text(name)}</th></tr>')
-        rows += [_html_row(tap, tap is verdict.first) for tap in taps]
-    words = "".join(f"<p>{text(line.plain)}</p>" for line in sentences(verdict))
-    own = "".join(f'<th class="n own">{letter} from its float64</th>' for letter in "AB")
-    header = (
-        f'<th>tap</th><th class="n">gap, {text(dtypes[0])}</th><th class="n">gap, float64</th>{own}<th>float64, 1e-16 to 1</th>'
-    )
-    return (
-        f"<h1>dovetail verify {badge(verdict.status)}</h1>"
-        f"<p>A <code>{text(verdict.a)}</code> {text(dtypes[0])}<br>B <code>{text(verdict.b)}</code> {text(dtypes[1])}</p>"
-        f'<p class="soft">{text(_shown_pass(verdict))}</p>{words}'
-        f'<table class="taps"><tr>{header}</tr>{"".join(rows)}</table>'
+    headline, *lines = [line.plain for line in sentences(verdict)]
+    return body(
+        "verify_taps.html",
+        verdict=verdict,
+        headline=headline.removeprefix(f"{verdict.status}: "),
+        sides=[("A", verdict.a, dtypes[0]), ("B", verdict.b, dtypes[1])],
+        measures=_shown_pass(verdict),
+        lines=lines,
+        layers=grouped(verdict.comparison.taps),
+        within=within,
+        meaning=meaning,
+        number=number,
+        width=_width,
     )
 
 
-def _html_row(tap: Tap, first: bool) -> str:
+def _width(tap: Tap) -> str:
+    """The length of a bar on the page."""
     gap = tap.exact if isfinite(tap.exact) else 1.0
-    width = 0.0 if gap <= 0 else min(max(log10(gap) + DECADES, 0.0), DECADES) / DECADES * 100
-    gaps = "".join(f'<td class="n">{number(one)}</td>' for one in (tap.gap, tap.exact))
-    own = "".join(f'<td class="n own">{number(one)}</td>' for one in (tap.own_a, tap.own_b))
-    name, title = text(within(tap.address) or "out"), text(meaning(tap.address))
-    bars = f'<td class="bars"><span class="bar {tap.status}" style="width:{width:.0f}%"></span></td>'
-    return f'<tr{" class=first" if first else ""}><td title="{title}">{name}</td>{gaps}{own}{bars}</tr>'
+    return "0%" if gap <= 0 else f"{min(max(log10(gap) + DECADES, 0.0), DECADES) / DECADES:.0%}"

@@ -4,6 +4,8 @@
     REQUEST_HEADER_BYTES      of these headers; more are answered with 431
     per address               connections open at once (--address-connections); more are answered with 429
     CONNECTIONS               of all addresses; more are answered with 503
+    LINGER_SECONDS, _BYTES    what is read and dropped after the answer to bad headers: TCP resets a connection that is closed
+                              with unread bytes, and the client may then never see the answer
 
 An address is an IPv4 address or an IPv6 network of 64 bits, which is what one client is given.
 """
@@ -26,6 +28,7 @@ from dovetail.serving.client import LOG
 from dovetail.serving.http.errors import ApiError
 
 CONNECTIONS = 4096  # open at once
+LINGER_SECONDS, LINGER_BYTES = 2.0, 1 << 20
 NETWORK_BITS = 64  # of an IPv6 address
 
 
@@ -46,6 +49,7 @@ class BoundedProtocol(H11Protocol):
     opened: Counter[str]
     deadline: asyncio.TimerHandle | None = None
     address: str | None = None  # under which the connection is counted
+    lingers: int | None = None  # bytes that are still dropped before it is closed
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the connection, or refuse it."""
@@ -60,6 +64,13 @@ class BoundedProtocol(H11Protocol):
             self.opened[address] += 1
             self.address = address
         return self._arm()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what has arrived, or drop it after the answer to bad headers."""
+        if self.lingers is None:
+            return super().data_received(data)
+        self.lingers -= len(data)
+        return self.transport.close() if self.lingers < 0 else None
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Count the end of the connection."""
@@ -86,8 +97,8 @@ class BoundedProtocol(H11Protocol):
         """Answer bytes that are not HTTP, or headers that are too long (431). uvicorn calls it while it handles h11's error."""
         error = sys.exception()
         if isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
-            return self._refuse(headers_too_long())
-        return self._refuse(ApiError(400, msg))
+            return self._refuse(headers_too_long(), lingers=True)
+        return self._refuse(ApiError(400, msg), lingers=True)
 
     def _arm(self) -> None:
         self._disarm()
@@ -102,9 +113,9 @@ class BoundedProtocol(H11Protocol):
         self.deadline = None
         self._refuse(ApiError(408, f"no complete headers of a request within {REQUEST_HEADER_SECONDS:g} s"))
 
-    def _refuse(self, error: ApiError) -> None:
+    def _refuse(self, error: ApiError, *, lingers: bool = False) -> None:
         """Answer and close; after an answer whose request has not been read to its end, only close."""
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self.lingers is not None:
             return
         LOG.info("connection of %s refused: %d %s", self.address or "a client", error.status, error)
         body = json.dumps(error.data()).encode()
@@ -116,7 +127,13 @@ class BoundedProtocol(H11Protocol):
         ]
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.write(b"".join(self.conn.send(part) or b"" for part in parts))
-        self.transport.close()
+        if not lingers:
+            self.transport.close()
+            return
+        self._disarm()
+        self.lingers = LINGER_BYTES
+        self.transport.write_eof()
+        self.deadline = self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
 
 def headers_too_long() -> ApiError:
