@@ -46,7 +46,8 @@ class Option:
 
     def problem(self, value: Any) -> str | None:
         """Return what is wrong with a number; None if it is within the bounds."""
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        unbounded = math.isinf(self.low) and math.isinf(self.high)
+        if unbounded or isinstance(value, bool) or not isinstance(value, int | float):
             return None
         if self.low <= value <= self.high and not (self.above and value == self.low):
             return None
