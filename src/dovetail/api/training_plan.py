@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from dovetail.api.result import PageResult
 from dovetail.core.fold import parameters
 from dovetail.planning.report import Findings, layout_data
+from dovetail.views.page import Page
 from dovetail.views.plan import plan_view
 from dovetail.views.plan_page import plan_page
 

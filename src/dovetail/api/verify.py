@@ -17,6 +17,7 @@ from dovetail.core.dtypes import dtype_of
 from dovetail.core.errors import FileError, SpecError, UsageError
 from dovetail.core.limits import ANSWER_SECONDS
 from dovetail.core.option import Option
+from dovetail.views.page import Page
 
 if TYPE_CHECKING:
     import torch
@@ -69,11 +70,7 @@ class Verification(PageResult):
             return rollouts_view.view(verdict)
         return server_view.view(verdict) if isinstance(verdict, ServerVerdict) else tap_view.view(verdict, every=self.every)
 
-    @property
-    def title(self) -> str:
-        return f"verify: {self.status}"
-
-    def body(self) -> str:
+    def page(self) -> Page:
         from dovetail.proof.compare.server import ServerVerdict
         from dovetail.proof.rollouts.verdict import RolloutVerdict
         from dovetail.views import rollouts as rollouts_view, server_verdict as server_view, verdict as tap_view
