@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from dovetail.views.console import render_text, terminal_width
+from dovetail.views.page import Page
 
 INTERRUPTED = 130  # the exit code after Ctrl-C, as of a process that SIGINT ends
 
