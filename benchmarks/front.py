@@ -52,7 +52,7 @@ def laws(quick: bool) -> list[Row]:
     found = dt.laws(specs()["after"], only=only).to_dict()["laws"]
     states = [law["state"] for law in found]
     for law in found:
-        if law["state"] == "failed":  # on stderr: a rank that did not answer in time is told from a wrong number
+        if law["state"] == "failed":  # on stderr: it may be a rank that did not answer in time
             print(json.dumps(law, ensure_ascii=False), file=sys.stderr)
     return [
         Row("laws passed", states.count("passed")),
