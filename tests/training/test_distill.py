@@ -15,7 +15,7 @@ from tuning_base import base, chats
 import dovetail as dt
 from dovetail.core.errors import FileError, UsageError
 from dovetail.core.loss import IGNORED
-from dovetail.training import distill
+from dovetail.training import tuning
 from dovetail.training.objective import Setup, TuningData, context
 from dovetail.training.ranks import Ranks
 from dovetail.training.source import Shape
@@ -88,7 +88,7 @@ def prepared(tmp_path: Path, **settings: object):
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
 def test_a_batch_is_the_sum_over_its_labeled_tokens(tmp_path: Path, monkeypatch, direction: str) -> None:
     student, objective, batch = prepared(tmp_path, direction=direction, temperature=2.0)
-    monkeypatch.setattr(distill, "CHUNK", 7)  # several chunks, the last not full
+    monkeypatch.setattr(tuning, "CHUNK", 7)  # several chunks, the last not full
     found = objective(student, batch, 0, True)
     found.sum.backward()
     slopes = {name: weight.grad for name, weight in student.named_parameters()}
