@@ -104,7 +104,7 @@ def test_the_profiler_sees_a_leaf_that_calls_another(monkeypatch: pytest.MonkeyP
     from dovetail.parts.act import Silu
 
     whole = norm.RMSNormModule.forward
-    code = compile("def forward(self, x, ctx):\n    act.function()\n    return whole(self, x, ctx)", norm.__file__, "exec")
+    code = compile("def forward(self, x, ctx):\n    act.function(x)\n    return whole(self, x, ctx)", norm.__file__, "exec")
     scope: dict[str, Any] = {"whole": whole, "act": Silu()}
     exec(code, scope)
     monkeypatch.setattr(norm.RMSNormModule, "forward", scope["forward"])

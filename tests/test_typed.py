@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import dovetail
+from dovetail.core.option import TypeNames
 
 HERE = Path(__file__).parent
 
@@ -38,5 +39,5 @@ def test_no_public_function_returns_any() -> None:
     for name in dir(dovetail):
         value = getattr(dovetail, name)
         if inspect.isfunction(value):
-            hints = typing.get_type_hints(value)
+            hints = typing.get_type_hints(value, localns=TypeNames(value))
             assert hints.get("return") not in (None, typing.Any), f"dovetail.{name} does not say what it returns"

@@ -81,7 +81,7 @@ MUTANTS = (
         "A20: an interrupted call is not recovered from",
         "engine",
         "dovetail.serving.recovery",
-        "Call.__enter__",
+        "Change.__enter__",
         "if self.open:",
         "if False:",
     ),

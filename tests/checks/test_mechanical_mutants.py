@@ -32,9 +32,9 @@ def test_a_cost_is_left_alone_where_it_only_chooses_a_kernel():
 
 
 def test_a_site_has_its_function_and_module():
-    relative = site("parts/mask/distance.py", "self.keep == 0: NotEq")
-    assert (relative.within, relative.module) == ("Window.relative", "dovetail.parts.mask.distance")
-    assert relative.name == f"parts/mask/distance.py:{relative.line} self.keep == 0: NotEq"
+    near = site("parts/mask/distance.py", "distance(q, k).abs() < self.size: LtE")
+    assert (near.within, near.module) == ("Window.visible", "dovetail.parts.mask.distance")
+    assert near.name == f"parts/mask/distance.py:{near.line} distance(q, k).abs() < self.size: LtE"
 
 
 @pytest.mark.slow

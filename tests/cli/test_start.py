@@ -91,9 +91,9 @@ def test_answers_soon(args: list[str]) -> None:
 def test_help_names_every_verb_and_exit_code() -> None:
     done = run("--help")
     assert done.returncode == 0
-    for verb, text in VERBS.items():
+    for verb, declared in VERBS.items():
         assert f"{verb} " in done.stdout
-        assert text in done.stdout
+        assert declared.summary in done.stdout
     assert "1 a law fails, 2 usage, 3 spec, 4 data or file, 5 diverged" in done.stdout
 
 

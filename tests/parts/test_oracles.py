@@ -82,8 +82,9 @@ def doubled() -> Iterator[str]:
 
     @register("doubled")
     class Doubled(Act):
-        def function(self) -> Any:
-            return lambda x: 2 * x
+        @staticmethod
+        def function(x: torch.Tensor, /) -> torch.Tensor:
+            return 2 * x
 
     yield Doubled.kind
     del KINDS["doubled"]
@@ -103,7 +104,7 @@ def test_a_package_registers_its_own_oracles(doubled: str) -> None:
 
     @oracle(doubled)
     def twice() -> Iterator[Comparison]:
-        yield Comparison("twice three", KINDS[doubled]().function(torch.tensor([3.0])), [6.0])  # type: ignore[attr-defined]
+        yield Comparison("twice three", KINDS[doubled].function(torch.tensor([3.0])), [6.0])  # type: ignore[attr-defined]
 
     assert missing() == []
     assert check_oracles([doubled]) == []

@@ -242,13 +242,13 @@ BUGS = [
         "training",
         "preference.py",
         "scores",
-        "stored[:, i]",
-        "stored[:, 0]",
+        "reference[i]",
+        "reference[0]",
         "both answers are compared with the reference of the chosen one",
     ),
     Bug(
         "data",
-        "packing.py",
+        "loader.py",
         "to_batch",
         "first = first_row * (whole // row)",
         "first = first_row",
@@ -256,7 +256,7 @@ BUGS = [
     ),
     Bug(
         "planning",
-        "reliability.py",
+        "report.py",
         "reliability",
         "(interval / 2 + restart_seconds)",
         "(interval + restart_seconds)",
@@ -297,7 +297,7 @@ BUGS = [
     Bug(
         "text",
         "llama3.py",
-        "Llama3._calls",
+        "Llama3Calls._calls",
         'text.lstrip(" \\n\\t;")',
         'text.lstrip(" ;")',
         "calls that a line end separates are no calls",
@@ -312,7 +312,7 @@ BUGS = [
     ),
     Bug(
         "data",
-        "packing.py",
+        "loader.py",
         "to_batch",
         "labels[i, window.ends - 1] = IGNORED",
         "labels[i, window.ends[:-1] - 1] = IGNORED",
@@ -320,7 +320,7 @@ BUGS = [
     ),
     Bug(
         "weights",
-        "widen.py",
+        "resize.py",
         "_grown",
         "        if size is None:\n            continue\n",
         "        if size is None:\n            break\n",
@@ -336,7 +336,7 @@ BUGS = [
     ),
     Bug(
         "training",
-        "muon.py",
+        "optim.py",
         "Muon._update",
         'direction = gradient.lerp(state["momentum"], group["momentum"])',
         'direction = state["momentum"]',

@@ -63,7 +63,7 @@ def test_a_sharded_checkpoint_is_exported(pair: Pair, tmp_path: Path, capsys: py
 
 def test_a_step_without_a_checkpoint_is_named_with_those_that_there_are(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run")
-    with pytest.raises(FileError, match="holds no checkpoint of step 7; train with -o first"):
+    with pytest.raises(FileError, match="holds no checkpoint of step 7; train with out first"):
         dt.export(run, tmp_path / "out", step=7)
     for step in (3, 5):
         Checkpoints(run / "checkpoints").save(step, {"weights.a": torch.zeros(2)}, {})

@@ -216,7 +216,8 @@ def _on_server(
     announce(f"{printable(url)}: {plan.line()}")
     asked, law = case.client.requests, "the server's own noise"
     case.client.sent = lambda: progress(min(case.client.requests - asked, plan.requests), plan.requests, law)
-    subject, rows = server_subject(url, served.calibrated(case)), list[Outcome]()
+    subject = server_subject(url, served.calibrated(case))
+    rows: list[Outcome] = []
     show(Text(subject.title, "bold"))
     for law in names:
         rows.append(subject.test(law))

@@ -52,7 +52,8 @@ class Option:
         if self.low <= value <= self.high and not (self.above and value == self.low):
             return None
         low, high = (f"{bound:,}" if isinstance(bound, int) else f"{bound:g}" for bound in (self.low, self.high))
-        return f"{value} is not above {low}, up to {high}" if self.above else f"{value} is not from {low} to {high}"
+        shown = f"{value:,}" if isinstance(value, int) else f"{value:g}"
+        return f"{shown} is not above {low}, up to {high}" if self.above else f"{shown} is not from {low} to {high}"
 
 
 class Parameter(NamedTuple):
@@ -77,7 +78,7 @@ class Parameter(NamedTuple):
 
 def parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
     """Return the parameters of a function by name, those without an option too."""
-    hints = typing.get_type_hints(function, localns=_Names(function), include_extras=True)
+    hints = typing.get_type_hints(function, localns=TypeNames(function), include_extras=True)
     found: dict[str, Parameter] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         hint, option = _split(hints.get(name, Any))
@@ -159,7 +160,7 @@ class Unresolved(metaclass=_Attributes):
     """A type that is imported for type checkers only, as torch.dtype."""
 
 
-class _Names(dict[str, Any]):
+class TypeNames(dict[str, Any]):
     """Names of an annotation that its module imports for type checkers only."""
 
     def __init__(self, function: Callable[..., Any]) -> None:

@@ -134,8 +134,15 @@ class TopK(Router):
             (several and chosen > best * size, "top_k", f"{best} groups of {size} experts are fewer than {chosen} experts", ""),
         )[:1]
 
+    def only_chooses(self) -> bool:
+        """Whether the scores only choose: a single normalized expert has weight 1 whatever its score."""
+        return self.top_k == 1 and self.normalize and not self.balance_loss and not self.z_loss
+
+    def idle(self, scope: Scope) -> frozenset[str]:
+        return frozenset({"norm.eps"} if self.only_chooses() else ())  # it scales the scores of a token alike
+
     def excepts(self, scope: Scope) -> dict[str, str]:
-        if self.top_k > 1 or not self.normalize or self.balance_loss or self.z_loss:
+        if not self.only_chooses():
             return {}
         return {"every_weight": "a single normalized expert has weight 1 whatever its score, so no gradient reaches the router"}
 
@@ -246,7 +253,8 @@ class SoftmaxRouter(TopK):
     best = 1
 
     def idle(self, scope: Scope) -> frozenset[str]:
-        return frozenset({"normalize"} if self.top_k == scope.size("experts") else ())  # the probs of all experts sum to 1
+        # the probs of all experts sum to 1
+        return super().idle(scope) | ({"normalize"} if self.top_k == scope.size("experts") else set())
 
 
 class SoftmaxRouterModule(TopKModule, of=SoftmaxRouter):

@@ -54,7 +54,7 @@ OWN_NUMBER = "own_number"  # law 14: it tests kinds, not specs
 WORKERS = 2
 SHARE = 6  # one in so many fields of each spec is changed; over hundreds of specs each field is changed dozens of times
 TWICE = 2  # specs with each kind for laws that cover kinds
-ENOUGH = 6  # cells after which a law with a declared exception must have failed once; in a few it may hold by chance
+ENOUGH = 12  # cells after which a law with a declared exception must have failed once; in a few it may hold by chance
 
 
 @dc.dataclass
