@@ -101,11 +101,11 @@ def test_three_files_are_the_backbone(make: Callable[[], Callable[[], Any]]) -> 
 
 def test_the_profiler_sees_a_leaf_that_calls_another(monkeypatch: pytest.MonkeyPatch) -> None:
     from dovetail.parts import norm
-    from dovetail.parts.act import Silu
+    from dovetail.parts.act import Relu2
 
     whole = norm.RMSNormModule.forward
     code = compile("def forward(self, x, ctx):\n    act.function(x)\n    return whole(self, x, ctx)", norm.__file__, "exec")
-    scope: dict[str, Any] = {"whole": whole, "act": Silu()}
+    scope: dict[str, Any] = {"whole": whole, "act": Relu2()}
     exec(code, scope)
     monkeypatch.setattr(norm.RMSNormModule, "forward", scope["forward"])
     assert ("parts/norm.py", "parts/act.py") in watch(forward())[1]

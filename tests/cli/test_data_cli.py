@@ -65,7 +65,7 @@ def test_errors_are_one_line(rows: Path, tmp_path: Path, capsys: pytest.CaptureF
         (("build", bad, "-o", tmp_path / "out", "--quiet"), 4, "bad.jsonl:2: is not JSON"),
         (("build", tmp_path / "none*.txt", "-o", tmp_path / "out"), 4, "no such file, and no file matches it as a pattern"),
         (("build", rows, "-o", tmp_path / "out", "--held-out", "2"), 2, "2 is not from 0 to 0.999"),
-        (("build", "-o", tmp_path / "out"), 2, "inputs: give at least one file"),
+        (("build", "-o", tmp_path / "out"), 2, "missing FILE|DIR|GLOB"),
         (("show", tmp_path), 4, "is not a corpus of token shards"),
     ):
         capsys.readouterr()
