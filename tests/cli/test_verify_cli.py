@@ -69,6 +69,8 @@ def test_ids_may_be_given_as_prompts(two: tuple[str, str], capsys: pytest.Captur
         (("http://localhost:1/v1", "none"), 4, "the second side only"),
         (("{a}", "{a}", "--prompt", "a text"), 3, "no side has a tokenizer"),
         (("{a}", "{a}", "--prompt", "99"), 3, "beyond the vocabulary"),
+        (("{a}", "{a}", "--prompt=--"), 2, "--prompt: '--' cannot be its value"),
+        (("{a}", "{a}", f"--prompt={'3 ' * 70_000}"), 3, "70,000 tokens; the limit is 65,536"),
         (("{a}", "{a}", "--map", "oops"), 4, "takes THEIRS=OURS"),
     ],
 )

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dovetail.proof.rollouts.verdict import RolloutStatus, RolloutVerdict
     from dovetail.text.tokenizer import Tokenizer
 
-MOST_ROWS, MOST_TOKENS = 256, 65_536  # of a random prompt
+MOST_ROWS, MOST_TOKENS = 256, 65_536  # of a prompt
 SERVER = ("http://", "https://")
 
 
@@ -279,6 +279,8 @@ def _prompt(texts: Sequence[str], random: _RandomPrompt, tokenizer: Tokenizer | 
     else:
         raise SpecError("prompt", "no side has a tokenizer", "give token ids instead: --prompt '3 14 15'")
     shortest = min(len(row) for row in rows)  # both sides read rows of one length
+    if shortest > MOST_TOKENS:
+        raise SpecError("prompt", f"{shortest:,} tokens; the limit is {MOST_TOKENS:,}", "give a shorter text")
     return prompt_of_ids([row[:shortest] for row in rows], None if spec is None else spec.vocab)
 
 

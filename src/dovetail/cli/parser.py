@@ -215,7 +215,9 @@ def _check_words(args: list[str], flags: list[str], prog: str) -> None:
     for word in args:
         if word == "--":
             return
-        flag = word.partition("=")[0]
+        flag, _, value = word.partition("=")
+        if flag.startswith("-") and value == "--":  # argparse would drop it
+            raise UsageError(f"{prog}: {flag}: '--' cannot be its value")
         if flag.startswith("--") and flag.replace("_", "-") not in flags:
             hint = did_you_mean(flag, flags) or f"flags: {', '.join(flags)}"
             raise UsageError(f"{prog}: unknown flag {flag}; {hint}")
