@@ -135,9 +135,13 @@ class Block(Part):
 
     def norms(self) -> tuple[str, ...]:
         """Names of the norms that the wire puts around branches; those that have their own are left out."""
-        own = [name for name in self.branches() if isinstance(part := getattr(self, name), Ffn) and part.norms_itself]
-        left_out = {f"{name}_{which}" for name in own for which in ("norm", "post_norm")}
+        left_out = {f"{name}_{which}" for name in self.branches() if self.norms_itself(name) for which in ("norm", "post_norm")}
         return tuple(name for name in self.wire.norms(self.steps()) if name not in left_out)
+
+    def norms_itself(self, branch: str) -> bool:
+        """Whether a branch needs no norm of the wire."""
+        part = getattr(self, branch)
+        return isinstance(part, Ffn) and part.norms_itself
 
     def children(self) -> dict[str, Part]:
         norms = dict.fromkeys(self.norms(), self.norm)
@@ -152,7 +156,10 @@ class Block(Part):
     def idle(self, scope: Scope) -> frozenset[str]:
         unused = frozenset() if self.norms() else frozenset(f"norm.{field.name}" for field in dc.fields(self.norm))
         same = not self.norm.weights(self.norm.axes(self.child_scope(scope, "norm")))
-        return unused | {f"wire.{name}" for name in self.wire.counts_norms if same}
+        no_first = all(map(self.norms_itself, next(iter(self.steps()), ())))
+        return (
+            unused | {f"wire.{name}" for name in self.wire.counts_norms if same} | ({"wire.first_norm"} if no_first else set())
+        )
 
     def check(self, scope: Scope) -> list[Problem]:
         if not self.branches():

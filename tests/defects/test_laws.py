@@ -58,6 +58,30 @@ def test_a12_streaming_positions_go_with_a_prefix():
     assert outcomes(STREAMING, *laws) == dict.fromkeys(laws, "passed")
 
 
+CORRECT = {  # specs that a law accused; the part is right
+    "all random features at their floor": (
+        "every_weight",
+        "embed: {kind: tokens, scale: 60}\nlayers: [{wire: {kind: pre_norm, first_norm: false}, "
+        "mixer: {kind: linear_attention, heads: 2, feature: random_features}, ffn: {hidden: 44}}]",
+    ),
+    "a router that only chooses": (
+        "every_field",
+        "layers: [{mixer: {heads: 2}, ffn: {kind: moe, experts: 6, hidden: 20, "
+        "router: {kind: sigmoid_router, top_k: 1, norm: {kind: rmsnorm, scale: false}}}}]",
+    ),
+    "a first branch that norms itself": (
+        "every_field",
+        "layers: [{mixer: null, ffn: {kind: ple, piece: 9}}, {mixer: {heads: 2}}]",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CORRECT)
+def test_a11_a_correct_model_is_not_accused(what: str):
+    law, spec = CORRECT[what]
+    assert outcomes(f"width: 28\nvocab: 62\n{spec}", law) == {law: "passed"}
+
+
 def test_a12_declarations_meet_every_field_of_the_part_above():
     position = f"{BLOCK}/mixer=attention/position=streaming"
     widens, prefix = holds(position, "widens"), Factor(f"{BLOCK}/mixer=attention/prefix", "3", False)

@@ -139,7 +139,8 @@ class TopK(Router):
         return self.top_k == 1 and self.normalize and not self.balance_loss and not self.z_loss
 
     def idle(self, scope: Scope) -> frozenset[str]:
-        return frozenset({"norm.eps"} if self.only_chooses() else ())  # it scales the scores of a token alike
+        # they scale the logits of a token alike
+        return frozenset({"input_scale", "norm.eps"} if self.only_chooses() else ())
 
     def excepts(self, scope: Scope) -> dict[str, str]:
         if not self.only_chooses():
