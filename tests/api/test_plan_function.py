@@ -122,7 +122,7 @@ def test_a_model_that_is_too_large_fits_nowhere() -> None:
         ({"gpus": 0}, UsageError, "gpus: 0 is not from 1 to"),
         ({"gpus": 8, "device": "h1"}, UsageError, "device: 'h1' is not known"),
         ({"gpus": 8, "tokens": "many"}, UsageError, "tokens"),
-        ({"gpus": 8, "length": 2**30}, UsageError, "length: 1073741824 is not from 1 to"),
+        ({"gpus": 8, "length": 2**30}, UsageError, "length: 1,073,741,824 is not from 1 to"),
     ],
 )
 def test_wrong_arguments_are_refused(options: dict, error: type[Exception], message: str) -> None:

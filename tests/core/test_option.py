@@ -42,8 +42,8 @@ def test_a_type_that_only_checkers_import_is_left_out() -> None:
     ("options", "problem"),
     [
         ({"batch": 0}, "batch: 0 is not from 1 to 2,000"),
-        ({"batch": 2001}, "batch: 2001 is not from 1 to 2,000"),
-        ({"share": 0.0}, "share: 0.0 is not above 0, up to 1"),
+        ({"batch": 2001}, "batch: 2,001 is not from 1 to 2,000"),
+        ({"share": 0.0}, "share: 0 is not above 0, up to 1"),
         ({"share": float("nan")}, "share: nan is not above 0, up to 1"),
     ],
 )

@@ -273,7 +273,7 @@ def test_two_builds_at_once_are_refused(rows: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"held_out": 1.0}, "held_out: 1.0 is not from 0 to 0.999"),
+        ({"held_out": 1.0}, "held_out: 1 is not from 0 to 0.999"),
         ({"workers": 0}, "workers: 0 is not from 1"),
         ({"workers": 2, "cluster": "auto"}, "workers: .* give one of them"),
         ({"lines": True, "separator": ""}, "separator: with lines=True"),
