@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -100,6 +102,15 @@ def test_an_axis_can_be_fixed() -> None:
     assert found.best.seconds.bubble == pytest.approx(
         (found.best.seconds.compute + found.best.seconds.exposed) / setting.micro_batches
     )
+
+
+@pytest.mark.slow
+def test_no_advice_of_torch_stands_between_the_lines() -> None:
+    """The norm of gradients on a mesh of two dimensions logged a paragraph on how to build meshes."""
+    flags = ("--gpus", "8", "--batch", "64", "--length", "128", "--tensor", "2", "--top", "1")
+    command = [sys.executable, "-m", "dovetail", "plan", "llama-tiny", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=True)
+    assert done.stderr.splitlines() == ["tracing tensor 2 × shards 4"]
 
 
 def test_a_tied_head_is_on_the_stage_of_the_embedding() -> None:

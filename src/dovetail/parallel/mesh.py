@@ -12,6 +12,7 @@ there is one rank.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Iterator
@@ -37,6 +38,8 @@ FLIGHT_RECORDER = {  # of NCCL: the last collectives of every rank, written to a
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
     DUMPS: "/tmp/dovetail-flight-recorder-rank-",
 }
+# it advises to flatten the mesh for the norm of all gradients, which is two all-reduces of one number
+logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 
 class RankError(DovetailError):
