@@ -60,6 +60,7 @@ def exact(model: dt.Transformer, rng: random.Random, lengths: range) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", range(3))
 def test_attention_translates_sentences_of_twice_the_length(seed: int, tmp_path: Path) -> None:
     torch.set_num_threads(1)
