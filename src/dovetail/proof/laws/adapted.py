@@ -202,7 +202,7 @@ def _rows(case: Case, targets: list[str]) -> None:
     model = perturbed(case.spec, case.seed)
     alone: dict[str | None, Tensor] = {None: case.of(model).run()}
     several: list[tuple[str, Lora, dict[str, Tensor]]] = []
-    for rank, alpha in ((2, 32.0), (3, 10.0)):
+    for rank, alpha in ((2, 5.0), (3, 10.0)):
         kind, name = Lora(rank=rank, alpha=alpha, dropout=0.0, targets=tuple(targets)), f"rank {rank}"
         attach(model, kind, seed=case.seed)
         perturb(model, case.seed + rank)
