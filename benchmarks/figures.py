@@ -255,8 +255,9 @@ def measure(names: Sequence[str], seconds: Mapping[str, int] = MappingProxyType(
         except SystemExit as error:
             print(error, file=sys.stderr)
             return "fails"
-        print(f"{name}: {outcome(data)}, {data['taken']['seconds']} s at {data['taken']['commit']}", file=sys.stderr)
-        return outcome(data)
+        found = outcome(data)
+        print(f"{name}: {found}, {data['taken']['seconds']} s at {data['taken']['commit']}", file=sys.stderr)
+        return found
 
     with ThreadPoolExecutor(LANES) as lanes:
         beside = list(lanes.map(one, [name for name in names if not TABLE[name].alone]))

@@ -66,6 +66,7 @@ class PreNorm(Scaled):
     first_norm: bool = True  # False: the first branch reads the stream itself (ModernBERT, where the embedding is normed)
 
     SAMPLES = {**Scaled.SAMPLES, "first_norm": [True, False]}
+    of_first_norm = frozenset({"first_norm"})
 
     def norms(self, steps: Steps) -> tuple[str, ...]:
         return tuple(f"{step[0]}_norm" for step in steps[0 if self.first_norm else 1 :])
@@ -157,9 +158,8 @@ class Block(Part):
         unused = frozenset() if self.norms() else frozenset(f"norm.{field.name}" for field in dc.fields(self.norm))
         same = not self.norm.weights(self.norm.axes(self.child_scope(scope, "norm")))
         no_first = all(map(self.norms_itself, next(iter(self.steps()), ())))
-        return (
-            unused | {f"wire.{name}" for name in self.wire.counts_norms if same} | ({"wire.first_norm"} if no_first else set())
-        )
+        counted = {*(self.wire.counts_norms if same else ()), *(self.wire.of_first_norm if no_first else ())}
+        return unused | {f"wire.{name}" for name in counted}
 
     def check(self, scope: Scope) -> list[Problem]:
         if not self.branches():

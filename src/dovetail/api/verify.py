@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,26 +62,23 @@ class Verification(PageResult):
         return self.verdict.data()
 
     def view(self, width: int) -> RenderableType:
-        from dovetail.proof.compare.server import ServerVerdict
-        from dovetail.proof.rollouts.verdict import RolloutVerdict
-        from dovetail.views import rollouts as rollouts_view, server_verdict as server_view, verdict as tap_view
-
-        verdict = self.verdict
-        if isinstance(verdict, RolloutVerdict):
-            return rollouts_view.view(verdict)
-        return server_view.view(verdict) if isinstance(verdict, ServerVerdict) else tap_view.view(verdict, every=self.every)
+        return self._shown()[0]()
 
     def page(self) -> Page:
+        return Page(f"verify: {self.status}", self._shown()[1]())
+
+    def _shown(self) -> tuple[Callable[[], RenderableType], Callable[[], str]]:
+        """The verdict on a terminal, and the content of its page."""
         from dovetail.proof.compare.server import ServerVerdict
         from dovetail.proof.rollouts.verdict import RolloutVerdict
         from dovetail.views import rollouts as rollouts_view, server_verdict as server_view, verdict as tap_view
 
         verdict = self.verdict
         if isinstance(verdict, RolloutVerdict):
-            body = rollouts_view.rollouts_body(verdict)
-        else:
-            body = server_view.server_body(verdict) if isinstance(verdict, ServerVerdict) else tap_view.verdict_body(verdict)
-        return Page(f"verify: {self.status}", body)
+            return partial(rollouts_view.view, verdict), partial(rollouts_view.rollouts_body, verdict)
+        if isinstance(verdict, ServerVerdict):
+            return partial(server_view.view, verdict), partial(server_view.server_body, verdict)
+        return partial(tap_view.view, verdict, every=self.every), partial(tap_view.verdict_body, verdict)
 
 
 def verify(

@@ -496,6 +496,7 @@ class Wire(Part):
     sums: ClassVar[bool] = True  # whether the output is the input plus the branches, with nothing applied to the sum
     # fields that only say how many norms there are: without effect where a norm has no weights, and several are one
     counts_norms: ClassVar[frozenset[str]] = frozenset()
+    of_first_norm: ClassVar[frozenset[str]] = frozenset()  # those that say whether the first branch has a norm
 
     def norms(self, steps: Steps) -> tuple[str, ...]:
         """Names of the norm modules of a block."""

@@ -152,8 +152,8 @@ def build(
         text = plan.to_json()
         if replace and (directory / PLAN_FILE).exists():
             _delete_all_but_the_plan(directory)  # which says, after a kill, that what is there is unfinished
-            write_atomically(directory / PLAN_FILE, text)
-        _check_plan(directory, plan, text)
+        else:
+            _check_plan(directory, plan, text)
         if (directory / MANIFEST_FILE).exists():
             shutil.rmtree(directory / WORK, ignore_errors=True)  # the build before was killed while it deleted this
             return Manifest.load(directory)
