@@ -24,6 +24,7 @@ from dovetail.text.learn import learn
 from dovetail.text.tokenizer import END, Tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
+KINDS = ("PER", "LOC", "ORG", "MISC")
 WORDS = "user: What is it? assistant: It is blue, red, green. Once upon a time, say yes or no: 0 1 2 3 4 5 6 7 8 9\n" * 20
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}<|end|>\n{% endfor %}"
@@ -235,6 +236,10 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "step-110": lambda path: model(path, seed=2),
     "llama-tiny-trained": trained,
     "run-1": run_1,
+    "bert-base-uncased": lambda path: ported(path, "bert-tiny"),
+    "entities.jsonl": lambda path: rows(
+        path, [{"tokens": ["What", "is", "it", "?"], "tags": ["O", f"B-{kind}", f"I-{kind}", "O"]} for kind in KINDS * 8]
+    ),
     "stories": corpus,
     "letters": corpus,
     "adapters/legal": adapter,

@@ -96,10 +96,11 @@ class Page:
 RANKS = "torchrun --nproc-per-node 4"
 DT = ("dt.", "import dovetail as dt")
 PAGES = {
-    "README.md": Page(),
+    "README.md": Page(servers={8000: "dovetail serve small"}),
+    "docs/adapters.md": Page(("small", "notes.txt")),
     "docs/change.md": Page(("plays.txt", "llama-tiny-trained")),
     "docs/ci.md": Page(("package",)),
-    "docs/dumps.md": Page(("my-model", "dump")),
+    "docs/dumps.md": Page(fresh={"dovetail record mlx": ("my-model", "dump")}),
     "docs/features.md": Page(("plays.txt",)),
     "docs/foreign.md": Page(("path/to/model",)),
     "docs/parts.md": Page(
@@ -108,7 +109,9 @@ PAGES = {
     ),
     "docs/port.md": Page(("Qwen3-0.6B",), before=(("LLAMA.variant", "from dovetail.hf.dialect.mistral import LLAMA, Window"),)),
     "docs/python.md": Page(("Qwen3-0.6B", "ring.py"), before=(("split_ctx", "from ring import *"), DT)),
-    "docs/quantization.md": Page(("plays.txt", "llama-tiny-trained")),
+    "docs/quantization.md": Page(
+        ("plays.txt", "llama-tiny-trained"), fresh={"dovetail quantize small": ("small", "notes.txt")}
+    ),
     "docs/rollouts.md": Page(("my-model", "rollouts.jsonl", "train_data_step12.jsonl", "step-100", "step-110")),
     "docs/scale.md": Page(
         ("notes.txt", "run.yaml"),
@@ -116,7 +119,7 @@ PAGES = {
     ),
     "docs/serve.md": Page(
         ("plays.txt", "Qwen3-0.6B", "small", "mixed", "base", "adapters/legal", "keys.txt", "admin.txt"),
-        servers={8000: "dovetail serve Qwen3-0.6B --longest 256"},
+        servers={8000: "dovetail serve Qwen3-0.6B --longest 256", 8123: "dovetail serve small"},
         before=(DT,),
     ),
     "docs/servers.md": Page(
@@ -124,10 +127,20 @@ PAGES = {
         servers={8000: "dovetail serve path/to/model", 8001: "dovetail serve path/to/model --speculate lookup"},
     ),
     "docs/start.md": Page(("notes.txt",)),
-    "docs/train.md": Page(("plays.txt", "stories", "letters"), fresh={"dovetail export run-1": ("run-1",)}),
+    "docs/train.md": Page(
+        ("plays.txt", "stories", "letters"),
+        fresh={
+            "dovetail train llama-tiny --text notes.txt": ("notes.txt",),
+            "dovetail train --from bert": ("bert-base-uncased", "entities.jsonl"),
+            "dovetail export run-1": ("run-1",),
+        },
+    ),
     "docs/tune.md": Page(
         ("base", "chats.jsonl", "pairs.jsonl", "sums.jsonl"),
-        fresh={"dovetail train tiny.yaml": ("tiny.yaml", "notes.txt", "chats.jsonl", "pairs.jsonl")},
+        fresh={
+            "dovetail tune small": ("small", "chats.jsonl"),
+            "dovetail train tiny.yaml": ("tiny.yaml", "notes.txt", "chats.jsonl", "pairs.jsonl"),
+        },
     ),
     "docs/verify.md": Page(("my-model", "original", "mine.py", "my_model.py"), servers={8080: "dovetail serve my-model"}),
 }

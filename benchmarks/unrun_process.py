@@ -103,7 +103,7 @@ def running(text: str, folder: Path, env: Mapping[str, str], limit: float) -> It
 
 def serve(text: str, folder: Path, env: Mapping[str, str], limit: float) -> Done:
     """Start a server, ask for one answer, end it; its exit code, or 1 where it gave no answer."""
-    text = text.partition("#")[0].strip()
+    text = text.partition("#")[0].strip().removesuffix("&").strip()  # a shell would exit and leave the server
     text += "" if "--port" in text else f" --port {free_port()}"
     port = int(text.rpartition("--port ")[2].split()[0])
     match = re.search(r"--api-key-file (\S+)", text)

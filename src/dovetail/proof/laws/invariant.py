@@ -4,8 +4,9 @@
     decoding       of 32 rows in one pool, with other tokens in the neighbors, with no tokens in them
 
 Bit-equal in float32 for one backend at least, with leaves that multiply tile by tile (core/invariant.py). With plain leaves the
-number of rows chooses the order of sums, and a row may change by a few ulp. Law 5 compares up to rounding; here rounding is the
-point: a sampled token may turn on the last bit, and then what one user gets depends on who else asks.
+number of rows chooses the order of sums, and a row may change by a few ulp; on a deep spec that amplifies rounding, by a few
+times its error against float64. Law 5 compares up to rounding; here rounding is the point: a sampled token may turn on the last
+bit, and then what one user gets depends on who else asks.
 
 32 tokens, because torch's elementwise kernels compute whole vectors, and what is left at the end of a tensor by other
 instructions: the length of every tensor is then a multiple of the vector's.
@@ -26,6 +27,7 @@ from dovetail.proof.laws.case import Case, law, perturbed
 from dovetail.proof.laws.sequence import CaseDecoder
 
 ULPS = 64  # of the largest output: what neighbors may change where kernels choose by the number of rows
+ERRORS = 3  # or this many times the error against float64: each of two results has one, and a sample is not the largest
 ROW, TOKENS, DTYPE = 1, 32, torch.float32
 PREFILL, STEPS = 7, 3
 
@@ -41,7 +43,8 @@ def invariant(case: Case) -> None:
     for what, run in case.taking_turns(list(programs(case).items()), 2):
         for name in backends if case.turn(f"ulp {what}") else ():
             gap = _ulps(run, plain, name)
-            case.true(gap <= ULPS, f"{what}, {name}: a row moves with its neighbors by {gap:.0f} ulp")
+            few = gap <= ULPS or gap <= ERRORS * _error(run, plain, perturbed(case.spec, case.seed, torch.float64), name)
+            case.true(few, f"{what}, {name}: a row moves with its neighbors by {gap:.0f} ulp")
         exact = any(_ulps(run, tiled, name) == 0 for name in backends)
         case.true(exact, f"{what}: a row's bits change with its neighbors, whichever of {', '.join(backends)} runs")
 
@@ -50,8 +53,17 @@ def _ulps(run: Program, model: ModelModule, backend: str) -> float:
     """How far the row moves with its neighbors, in ulp of the largest output."""
     with attend.using(backend):
         own, *others = (run(model, neighbors) for neighbors in NEIGHBORS)
-    ulp = torch.finfo(DTYPE).eps * max(float(own.abs().max()), 1.0)
-    return max(float((other - own).abs().max()) for other in others) / ulp
+    return max(_distance(other, own) for other in others)
+
+
+def _error(run: Program, model: ModelModule, exact: ModelModule, backend: str) -> float:
+    """The distance of the row from the same row in float64, in ulp of the largest output."""
+    with attend.using(backend):
+        return _distance(run(exact, NEIGHBORS[0]), run(model, NEIGHBORS[0]).double())
+
+
+def _distance(other: Tensor, own: Tensor) -> float:
+    return float((other - own).abs().max()) / (torch.finfo(DTYPE).eps * max(float(own.abs().max()), 1.0))
 
 
 NEIGHBORS = ("its own", "others", "none")
@@ -80,7 +92,7 @@ def _whole(case: Case, model: ModelModule, neighbors: str) -> Tensor:
 def _decoded(case: Case, model: ModelModule, neighbors: str) -> Tensor:
     own, rows = Case(case.spec, case.seed, model, rows=TOKENS, n=TOKENS), range(TOKENS)
     own.inputs = _beside(own.inputs, neighbors)
-    decoder = CaseDecoder(own, "contiguous", rows=TOKENS, capacity=TOKENS, source=TOKENS, dtype=DTYPE)
+    decoder = CaseDecoder(own, "contiguous", rows=TOKENS, capacity=TOKENS, source=TOKENS, dtype=next(model.parameters()).dtype)
     decoder.admit(rows, [TOKENS] * TOKENS)
     out, held = list[Tensor](), 0
     for new in (PREFILL, *[1] * STEPS):
