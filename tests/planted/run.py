@@ -2,9 +2,9 @@
 
     python tests/planted/run.py [--fresh] [--only N …] [--checks tests] [--seconds 300] [--json] [--out FILE]
 
-For each bug, first (by default) the laws: `dovetail laws` on two small specs and, for the rooms of the engine, random programs of
-calls, where its room is one that they reach; then the quick tests of its room, those that name the changed file first. A test
-that fails without the bug, too, has not seen it. Results are written after every bug, so that a run can be ended at any time.
+For each bug, first (by default) the laws: `dovetail laws` on two small specs and, for the rooms of the engine, random programs
+of calls, where its room is one that they reach; then the quick tests of its room, those that name the changed file first. A
+test that fails without the bug, too, has not seen it. Results are written after every bug, so that a run can be ended early.
 """
 
 from __future__ import annotations
@@ -115,8 +115,7 @@ def run(bug: Bug, number: int, copy: Path, seconds: float, checks: Sequence[str]
     try:
         for kind in checks:
             sees, said = _laws(bug, copy, seconds) if kind == "laws" else _tests(bug, copy, seconds, path, before, text)
-            if sees or (said != "survived"):
-                check = said
+            check = said if said != "survived" else check
             if sees:
                 seen = kind
                 break
@@ -202,6 +201,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the outcomes as JSON")
     parser.add_argument("--out", type=Path, help="write the outcomes here after every bug")
     flags = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the command that runs, too
     outcomes: list[Outcome] = []
     bugs = FRESH if flags.fresh else BUGS
     with tempfile.TemporaryDirectory(prefix="planted-") as folder:
