@@ -23,6 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 TAG = re.compile(r"</?(?:html|head|body|div|span|p|h[1-6]|table|tr|t[dh]|[uo]l|li|svg|details|style|script)(?:\s[^<>]*)?>")
 SOURCE, STORED = ROOT / "src" / "dovetail", ROOT / "checks" / "house.json"
+LONG = 80  # lines of a function, with its signature and its docstring
 
 
 @cache
@@ -47,6 +48,8 @@ def measure() -> dict[str, int]:
         "options declared twice": len(options_declared_twice()),
         "rich outside views and cli": sum(_imports(tree, "rich") for tree in _outside("views", "cli")),
         "HTML outside views": sum(_writes_html(tree) for tree in _outside("views")),
+        "lines of api and cli": sum(count for path, count in lines.items() if _in_api_or_cli(path)),
+        f"functions over {LONG} lines in api and cli": len(long_functions()),
         **{f"methods of {name}": count for name, count in methods().items()},
         **passes(),
     }
@@ -128,7 +131,23 @@ def _imports(tree: ast.Module, package: str) -> bool:
 
 def _writes_html(tree: ast.Module) -> bool:
     """Whether a file has a string with a tag of HTML."""
-    return any(isinstance(node, ast.Constant) and isinstance(node.value, str) and TAG.search(node.value) for node in ast.walk(tree))
+    constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return any(isinstance(value, str) and TAG.search(value) is not None for value in constants)
+
+
+def long_functions() -> list[str]:
+    """file:function for each function of the api and cli rooms that is longer than LONG lines."""
+    return [
+        f"{path.relative_to(SOURCE)}:{node.name}"
+        for path, tree in trees().items()
+        if _in_api_or_cli(path)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= LONG
+    ]
+
+
+def _in_api_or_cli(path: Path) -> bool:
+    return path.relative_to(SOURCE).parts[0] in ("api", "cli")
 
 
 def methods() -> dict[str, int]:
