@@ -42,7 +42,7 @@ def test_a_group_is_given_whole_by_its_first_option_or_by_options() -> None:
     assert bake("a", dough="spiced") == ("a", Dough("spiced", 3), Oven(), False)
     flat = {"eggs": 1, "degrees": 200.0, "force": True}
     assert bake("a", **flat) == ("a", Dough("plain", 1), Oven(200.0), True)  # type: ignore[arg-type]
-    assert bake("a", dough=Dough("spiced"), **{"eggs": 4}) == ("a", Dough("spiced", 4), Oven(), False)  # type: ignore[arg-type]
+    assert bake("a", dough=Dough("spiced"), eggs=4) == ("a", Dough("spiced", 4), Oven(), False)  # type: ignore[call-arg]
     assert ungrouped(grouped(bake, flat)) == {"dough": "plain", **flat}
 
 
@@ -52,7 +52,7 @@ def test_a_value_in_place_of_a_group_is_refused() -> None:
 
 
 def test_the_numbers_of_a_group_are_checked() -> None:
-    with pytest.raises(UsageError, match="^eggs: 13 is not from 0 to 12$"):
+    with pytest.raises(UsageError, match=r"^eggs: 13 is not from 0 to 12$"):
         bake("a", dough=Dough(eggs=13))
 
 

@@ -41,7 +41,8 @@ def grouped(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str
         group = values.pop(name, default)
         if not isinstance(group, OptionGroup):
             if name != fields[0]:
-                raise UsageError(f"{name}: {group!r} is no {type(default).__name__}; give {type(default).__name__}({fields[0]}=…)")
+                kind = type(default).__name__
+                raise UsageError(f"{name}: {group!r} is no {kind}; give {kind}({fields[0]}=…)")
             group = dc.replace(default, **{name: group})
         values[name] = dc.replace(group, **{field: values.pop(field) for field in fields if field in values})
     return values
