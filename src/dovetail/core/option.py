@@ -21,6 +21,7 @@ from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar, get_origin
 from dovetail.core.count import read_count
 from dovetail.core.errors import DovetailError, UsageError
 from dovetail.core.keywords import checks_keywords
+from dovetail.core.option_group import OptionGroup, accepts_groups, ungrouped
 from dovetail.core.value import TypeNames, type_problem
 
 P = ParamSpec("P")
@@ -90,12 +91,16 @@ class Parameter(NamedTuple):
 
 
 def parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
-    """Return the parameters of a function by name, those without an option too."""
-    hints = typing.get_type_hints(function, localns=TypeNames(function), include_extras=True)
+    """Return the parameters of a function by name, those without an option too, and the fields of each group in its place."""
+    hints = _hints(function)
     found: dict[str, Parameter] = {}
     for name, parameter in inspect.signature(function).parameters.items():
-        hint, option = _split(hints.get(name, Any))
-        found[name] = Parameter(name, hint, option, parameter.default, parameter.kind is parameter.VAR_POSITIONAL)
+        if isinstance(group := parameter.default, OptionGroup):
+            known = _hints(type(group))
+            found |= {field: Parameter(field, *_split(known[field]), value) for field, value in vars(group).items()}
+        else:
+            hint, option = _split(hints.get(name, Any))
+            found[name] = Parameter(name, hint, option, parameter.default, parameter.kind is parameter.VAR_POSITIONAL)
     return found
 
 
@@ -115,7 +120,7 @@ def checks_options(function: Callable[P, R]) -> Callable[P, R]:
             given = signature.bind(*args, **keywords).arguments
         except TypeError:  # an argument is missing, or one too many: the call says which
             return function(*args, **keywords)
-        for name, value in given.items():
+        for name, value in ungrouped(given).items():
             for item in value if known()[name].variadic else (value,):
                 if (problem := known()[name].problem(item)) is not None:
                     raise UsageError(f"{name}: {problem}")
@@ -126,7 +131,7 @@ def checks_options(function: Callable[P, R]) -> Callable[P, R]:
 
 def public_function(function: Callable[P, R]) -> Callable[P, R]:
     """Return the function as `dovetail` provides it: with its keywords and values checked, and errors in its own words."""
-    return names_options(checks_keywords(checks_options(function)))
+    return names_options(accepts_groups(checks_keywords(checks_options(function))))
 
 
 def names_options(function: Callable[P, R]) -> Callable[P, R]:
@@ -163,6 +168,10 @@ def _as_call(command: re.Match[str]) -> str:
     options = re.findall(rf"--?([a-z-]+)(?: ({WORD}))?", command[3].replace(" -o", " --out"))
     given = [f"{name.replace('-', '_')}={value or True}" for name, value in options]
     return f"dt.{command[1]}({', '.join([*map(repr, command[2].split()), *given])})"
+
+
+def _hints(declaring: Callable[..., Any]) -> dict[str, Any]:
+    return typing.get_type_hints(declaring, localns=TypeNames(declaring), include_extras=True)
 
 
 def _split(hint: Any) -> tuple[Any, Option]:
