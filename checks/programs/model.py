@@ -24,7 +24,7 @@ from dovetail.state.pool import Pool
 from dovetail.weights.adapters.attach import Merged, attach, detach, merge
 from dovetail.weights.adapters.lora import Lora
 from dovetail.weights.adapters.multi_lora import Bank
-from dovetail.weights.adapters.tensors import adapter_tensors, set_adapter
+from dovetail.weights.adapters.storage import adapter_tensors, set_adapter
 
 VOCAB = 40
 _MIXER = "mixer: {heads: 2, kv_heads: 1, head: 6, dropout: 0.3}"

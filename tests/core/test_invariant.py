@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from dovetail.construction import build
-from dovetail.core.invariant import TILE, InvariantLinear, make_invariant
+from dovetail.core.fused import TILE, InvariantLinear, make_invariant
 from dovetail.core.linear import Linear
 from dovetail.files.spec import from_yaml, load_spec
 

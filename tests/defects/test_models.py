@@ -26,7 +26,7 @@ from dovetail.training.rollout import roll_out
 from dovetail.weights.adapters.attach import attach, detach, merge
 from dovetail.weights.adapters.lora import Lora
 from dovetail.weights.adapters.multi_lora import Bank
-from dovetail.weights.adapters.tensors import adapter_tensors
+from dovetail.weights.adapters.storage import adapter_tensors
 from dovetail.weights.quantization.qat import fake_quantize
 from dovetail.weights.quantization.recipe import select
 

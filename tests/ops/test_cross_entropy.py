@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.loss import IGNORED
-from dovetail.ops.loss import chunked_cross_entropy, cross_entropy_sum
+from dovetail.ops.vocab import chunked_cross_entropy, cross_entropy_sum
 
 LABELS = torch.tensor([3, IGNORED, 0, 10, 3])
 LOGITS = torch.randn(5, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3

@@ -21,7 +21,7 @@ from dovetail.core.scope import Scope
 from dovetail.files.spec import from_yaml
 from dovetail.model import ModelModule
 from dovetail.ops.attend import using
-from dovetail.parallel import batch, collective, context, placement, shard
+from dovetail.parallel import collective, context, placement, shard
 from dovetail.parallel.mesh import make_mesh
 from dovetail.proof.laws.case import perturbed
 from dovetail.proof.laws.sharded import Batch, Compared, How, _run, compare, gaps_of, make_batch
@@ -108,7 +108,7 @@ def counts_over(data: int, sequence: int) -> tuple[list[float], list[float]]:
     rows, columns = mesh["data"].get_group(), mesh["sequence"].get_group()
     tokens = torch.randint(0, 5, (4, 6), generator=generator(0, "tokens"))
     mine = context.piece(context.piece(tokens, rows, 0), columns)
-    before, total = batch.TokenRanks(rows, columns).counts(mine.sum(1))
+    before, total = context.TokenRanks(rows, columns).counts(mine.sum(1))
     first_row, first_column = 4 // data * dist.get_rank(rows), 6 // sequence * dist.get_rank(columns)
     flat = tokens.flatten()
     want = [int(flat[: 6 * (first_row + row) + first_column].sum()) for row in range(4 // data)]

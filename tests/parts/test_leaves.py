@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.declared_tensors import check_declared
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import declared
 from dovetail.core.module import holder
-from dovetail.core.undeclared import check_declared
 from dovetail.files.model_dir import save
 from dovetail.files.spec import load_spec, zoo
 from dovetail.model import Model, ModelModule

@@ -15,7 +15,7 @@ from dovetail.core.part import KINDS, register
 from dovetail.parts.act import Act
 from dovetail.parts.mask.distance import Window
 from dovetail.parts.norm import LayerNormModule
-from dovetail.parts.position.alibi import AlibiModule
+from dovetail.parts.position.bias import AlibiModule
 from dovetail.parts.position.rope import RopeModule
 from dovetail.proof.laws.oracle import (
     ORACLES,

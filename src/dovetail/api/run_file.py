@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
 from dovetail.api.arguments import Changes, read_spec
-from dovetail.core.errors import FileError, UsageError
+from dovetail.core.errors import FileError, UsageError, names_or_nearest
 from dovetail.core.option import Parameter, Unresolved, alternatives, parameters
-from dovetail.core.suggest import names_or_nearest
 from dovetail.disk.model_files import SPEC_FILE
 from dovetail.disk.yaml import parse_yaml, read_text
 from dovetail.training.settings import mapping_of

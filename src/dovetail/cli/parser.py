@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
 
-from dovetail.core.errors import UsageError
+from dovetail.core.errors import UsageError, did_you_mean, names_or_nearest
 from dovetail.core.option import Parameter, alternatives, values_of
-from dovetail.core.suggest import did_you_mean, names_or_nearest
 
 WIDEST = 120  # columns of the help
 COLUMN = 26  # at which the texts of the help begin

@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
-from dovetail.core.errors import SpecError
+from dovetail.core.errors import SpecError, did_you_mean, names_or_nearest
 from dovetail.core.field import bounded, describe, finite, fits, options
 from dovetail.core.keywords import checks_keywords
 from dovetail.core.scope import Scope
-from dovetail.core.suggest import did_you_mean, names_or_nearest
 from dovetail.core.weight import Read, State, Weight
 
 if typing.TYPE_CHECKING:

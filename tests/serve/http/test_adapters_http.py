@@ -18,7 +18,7 @@ import dovetail as dt
 from dovetail.api.serve import serve
 from dovetail.cli import main
 from dovetail.core.errors import UsageError
-from dovetail.weights.adapters.tensors import adapter_tensors
+from dovetail.weights.adapters.storage import adapter_tensors
 
 ADMIN = {"Authorization": "Bearer of-the-admin"}
 BODY = {"prompt": "the cat", "max_tokens": 12, "temperature": 0}
