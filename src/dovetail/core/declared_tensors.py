@@ -4,8 +4,10 @@ beyond: the tensors that adapters on its linear leaves declare.
 Optimizers, checkpoints, sharding and the check for undeclared parameters fold over these. Where some leaf has an adapter, the
 weights of the spec are a frozen base. A parameter that takes no gradient is fixed.
 
-A model that computes with more than its spec declares is refused before it is trained or saved. Training, saving and tensor parallel read the declared weights alone, and those that adapters declare.
-A module of another library in place of a linear leaf would neither be trained, written nor split, so they raise instead. A model directory holds the weights of the spec alone, so that `check_plain` refuses adapters, too.
+A model that computes with more than its spec declares is refused before it is trained or saved. Training, saving and tensor
+parallel read the declared weights alone, and those that adapters declare. A module of another library in place of a linear leaf
+would neither be trained, written nor split, so they raise instead. A model directory holds the weights of the spec alone, so
+that `check_plain` refuses adapters, too.
 """
 
 from __future__ import annotations

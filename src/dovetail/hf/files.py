@@ -1,5 +1,5 @@
-"""What the files of a model directory hold beside the spec: the dtype of the weights, the trained context length, the tokenizer,
-and the generation settings: which ids begin and end text.
+"""What the files of a model directory hold beside the spec: the dtype of the weights, the trained context length, the
+tokenizer, and the generation settings: which ids begin and end text.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ The ranks that split the tokens of a batch, for what is a statistic of the whole
     data       each rank has other rows           rank 0: rows 0 … b/2 − 1        rank 1: rows b/2 … b − 1
     sequence   each rank has a chunk of every row rank 0: tokens 0 … n/2 − 1      rank 1: tokens n/2 … n − 1
 
-A run sets them as `ctx.batch_ranks`: FSDP by itself (parallel/shard.py), `split_ctx` for a split sequence, or both. The tokens of the whole batch are ordered row by row. Before the chunk of row i on this rank
-come
+A run sets them as `ctx.batch_ranks`: FSDP by itself (parallel/shard.py), `split_ctx` for a split sequence, or both. The tokens
+of the whole batch are ordered row by row. Before the chunk of row i on this rank come
 
     the chunks of row i on earlier sequence ranks  +  the rows before i on all sequence ranks  +  all rows of earlier data ranks
 """

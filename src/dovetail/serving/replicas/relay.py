@@ -140,7 +140,7 @@ class ReplicaCall:
     headers: tuple[tuple[bytes, bytes], ...]
     query: bytes = b""
     body: bytes = b""
-    keys: tuple[bytes, ...] = ()  # of its prompt (prefix.py)
+    keys: tuple[bytes, ...] = ()  # of its prompt (`prefix_keys`)
 
     def scope(self) -> Scope:
         """Return the ASGI scope."""
