@@ -1,5 +1,4 @@
-"""Dense feed-forward networks, and activations, each an expression of an expression.
-"""
+"""Dense feed-forward networks, and activations, each an expression of an expression."""
 
 from __future__ import annotations
 
