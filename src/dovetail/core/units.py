@@ -1,4 +1,4 @@
-"""Counts, FLOPs and bytes as short text: 1.34 B, 1.34 GFLOP, 1.25 GiB; and counts as people write them: 200M, 1.5B, 64k, 2e8."""
+"""Counts, FLOPs and bytes as short text: 1.34 B, 1.34 GFLOP, 1.25 GiB; and counts that people write: 200M, 1.5B, 64k, 2e8."""
 
 from __future__ import annotations
 
