@@ -105,7 +105,7 @@ def save_and_die(place: str, step: int, death: tuple[int, int] | None, later: bo
 
     for i, value in enumerate(values.values()):
         local(value).fill_(step + i / 1000)
-    checkpoints._commit = commit
+    checkpoints._commit = commit  # type: ignore[attr-defined]
     (checkpoints.save_later if later else checkpoints.save)(step, values, {"step": step})
     checkpoints.wait()
     return {"lines": count[0]}

@@ -315,7 +315,7 @@ def test_e4_what_cannot_be_tagged_is_refused(encoder: Path, tagged: Path, tmp_pa
     call: Callable[[Any], Any] = model.tag
     for words in ("ada", [], ["ada", ""], [3]):
         with pytest.raises(InputError, match=r"words: give a list of words"):
-            call(words)
+            call(words)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"words: are 1,\d+ tokens; the model takes at most \d+"):
         model.tag(["ada"] * 600)
     (tmp_path / "run" / CLASSES_FILE).write_text('{"0": "O"}')

@@ -97,7 +97,7 @@ def test_training_and_saving_refuse_a_wrapped_leaf(tmp_path: Path) -> None:
         save(case.model, case.spec, tmp_path / "model")
     assert not (tmp_path / "model").exists()
     with pytest.raises(SpecError, match=what):
-        train(case.model, lambda step: pytest.fail("no batch is read"), lambda *_: torch.zeros(()), Plan(steps=1))
+        train(case.model, lambda step: pytest.fail("no batch is read"), lambda *_: torch.zeros(()), Plan(steps=1))  # type: ignore[arg-type]
 
 
 def test_a_parameter_beside_the_declared_ones_is_refused() -> None:

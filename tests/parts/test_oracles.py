@@ -63,7 +63,7 @@ def test_pairs_interleaved_everywhere_are_caught(monkeypatch: pytest.MonkeyPatch
 
 def test_a_window_that_is_one_too_wide_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Window.visible
-    monkeypatch.setattr(Window, "visible", lambda self, q, k, h: right(KINDS["window"](size=self.size + 1), q, k, h))
+    monkeypatch.setattr(Window, "visible", lambda self, q, k, h: right(KINDS["window"](size=self.size + 1), q, k, h))  # type: ignore[arg-type, call-arg]
     assert {"w = 4, position 9", "drawn"} <= {failure.name for failure in check_oracles(["window"])}
 
 

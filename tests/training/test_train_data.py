@@ -56,7 +56,7 @@ def test_a_run_on_shards_uses_their_tokenizer_and_held_out_documents(stories: Pa
     held = open_tokens(stories / "foxes", "held_out")
     loss = evaluate(load(tmp_path / "run"), list(evaluation(held, 32, 4, most=8)), next_token)
     assert loss == pytest.approx(run.held_out_loss, rel=1e-6)
-    assert run.held_out_bits_per_byte == pytest.approx(bits_per_byte(loss, 1, held.tokens, held.bytes))
+    assert run.held_out_bits_per_byte == pytest.approx(bits_per_byte(loss, 1, held.tokens, held.bytes))  # type: ignore[attr-defined]
     assert (tmp_path / "run" / "tokenizer.json").read_text() == (stories / "foxes" / "tokenizer.json").read_text()
 
 
