@@ -14,6 +14,7 @@ from dovetail.api.options import (
     MIN_P,
     REPETITION_PENALTY,
     SAMPLING_SEED,
+    SCHEMA,
     TEMPERATURE,
     TOP_K,
     TOP_P,
@@ -23,7 +24,6 @@ from dovetail.api.options import (
 from dovetail.core.errors import SpecError
 from dovetail.core.limits import MAX_NEW_TOKENS
 from dovetail.core.option import Option
-from dovetail.disk.model_files import TOKENIZER_FILE
 from dovetail.disk.untrusted import Directory
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def generate(
         bool, Option("Decode with compiled graphs: compiling takes seconds to minutes, so it pays off for long texts.")
     ] = False,
     cache: Annotated[Literal["int8", "int4", "fp8"] | None, Option("Store the KV cache in fewer bits.")] = None,
-    json_schema: Mapping[str, Any] | bool | str | None = None,
+    json_schema: Annotated[Mapping[str, Any] | bool | str | None, SCHEMA] = None,
     regex: Annotated[str | None, Option("A regular expression: the text matches it as a whole.")] = None,
     choice: Sequence[str] | None = None,
     grammar: str | None = None,
@@ -234,7 +234,8 @@ def check_model(directory: str | Path) -> None:
     from dovetail.decoding.generation import check_generates
     from dovetail.hf.adapter import base_place, is_adapter
     from dovetail.hf.load import origin
+    from dovetail.text.tokenizer import check_tokenizer
 
     where = Directory(base_place(directory) if is_adapter(directory) else directory)
     check_generates(origin(where).spec)
-    where.path(TOKENIZER_FILE)
+    check_tokenizer(where)

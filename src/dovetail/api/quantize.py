@@ -94,9 +94,7 @@ def quantize(
     bits: Annotated[
         int | None,
         Option(
-            "Bits per weight: 4, the default, is int4 in groups with a scale each; 8 is int8 with a scale per output channel.",
-            low=4,
-            high=8,
+            "Bits per weight: 4, the default, is int4 in groups with a scale each; 8 is int8 with a scale per output channel."
         ),
     ] = None,
     format: Annotated[
@@ -189,7 +187,7 @@ def _format(
     from dovetail.weights.quantization.recipe import candidates
 
     if bits is not None and bits not in FORMATS:
-        raise UsageError(f"--bits {bits}: is not a number of bits that is supported; use {' or '.join(map(str, FORMATS))}")
+        raise UsageError(f"--bits: {bits} is not a supported number of bits; use {' or '.join(map(str, FORMATS))}")
     if bits is not None and format is not None:
         raise UsageError(f"--bits {bits}: the bits are those of --format; give one of the two")
     if isinstance(format, Format):

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from rich.console import RenderableType
 
 from dovetail.api.arguments import silent
-from dovetail.api.options import InFile, Length, RunDtype, Seed
+from dovetail.api.options import InFile, RunDtype
 from dovetail.api.record import STEPS
 from dovetail.api.result import PageResult
+from dovetail.api.verify_prompt import PromptOptions, first_tokenizer, read_prompt
 from dovetail.core.dtypes import dtype_of
-from dovetail.core.errors import FileError, SpecError, UsageError
+from dovetail.core.errors import FileError, UsageError
 from dovetail.core.limits import ANSWER_SECONDS
 from dovetail.core.option import Option
-from dovetail.core.option_group import OptionGroup, accepts_groups
+from dovetail.core.option_group import accepts_groups
 from dovetail.views.page import Page
 
 if TYPE_CHECKING:
@@ -31,11 +32,8 @@ if TYPE_CHECKING:
     from dovetail.proof.compare.opening import SideLike
     from dovetail.proof.compare.prompt import Prompt
     from dovetail.proof.compare.server import ServerVerdict
-    from dovetail.proof.compare.sides import Side
     from dovetail.proof.rollouts.verdict import RolloutStatus, RolloutVerdict
-    from dovetail.text.tokenizer import Tokenizer
 
-MOST_ROWS, MOST_TOKENS = 256, 65_536  # of a prompt
 OLDER = Option("An earlier checkpoint that may have sampled the rollouts: DIR or hf:DIR; may be given many times.", repeat=True)
 MAP = Option(
     "A module of a py: side that computes the output of one of ours: 'blocks.{}.attn.proj=layers.{}.mixer.o'; {} is the number "
@@ -43,33 +41,6 @@ MAP = Option(
     repeat=True,
 )
 SERVER = ("http://", "https://")
-
-
-@dc.dataclass(frozen=True)
-class PromptOptions(OptionGroup):
-    """What both sides read: texts, token ids (`"3 14 15"`), or by default `rows` rows of random tokens."""
-
-    prompt: Annotated[
-        Sequence[str] | str,
-        Option(
-            "A text that both sides read, by the tokenizer of the first directory that has one; may be given many times.",
-            repeat=True,
-        ),
-    ] = ()
-    rows: Annotated[int, Option("Rows of random tokens, if no prompt is given.")] = 2
-    length: Annotated[int | None, Length("Tokens per row; by default enough to pass the edge of a short window.")] = None
-    longest: Annotated[
-        int,
-        Option(
-            "The most tokens of the long prompt, which passes every window and length that a spec or config names; 0: none."
-        ),
-    ] = 4096
-    seed: Annotated[int, Seed("The seed of the random prompts.")] = 0
-
-    def __post_init__(self) -> None:
-        for name, value, most in (("rows", self.rows, MOST_ROWS), ("length", self.length, MOST_TOKENS)):
-            if value is not None and not 1 <= value <= most:
-                raise SpecError(f"--{name}", f"{value} is not from 1 to {most:,}")
 
 
 @dc.dataclass(frozen=True, repr=False)
@@ -177,19 +148,19 @@ def verify(
     if rollouts is not None:
         return _rollouts(a, rollouts, older, dtype, pairs, why, report_step)
     assert b is not None, "two sides, or rollouts"
-    tokenizer = _tokenizer(a, b)
+    tokenizer = first_tokenizer(a, b)
     report_step(f"reading {_label(a)} and {_label(b)}")
     if isinstance(b, str) and b.startswith(SERVER):
-        read = _prompt(prompts, tokenizer, side := local(a, pairs))
+        read = read_prompt(prompts, tokenizer, side := local(a, pairs))
         return Verification(
             compare_server(side, b, read, model=model, tokenizer=tokenizer, seconds=timeout, progress=report_step)
         )
     if isinstance(b, str) and _recorded(b):
         side = local(a, pairs)
-        with _dump(b, lambda: _prompt(prompts, tokenizer, side), decode, dtype, python, report_step) as dump:
+        with _dump(b, lambda: read_prompt(prompts, tokenizer, side), decode, dtype, python, report_step) as dump:
             return Verification(verify_dump(side, dump, why=why, progress=report_step), every)
     first, second = pair(a, b, pairs)
-    read, longest = _prompt(prompts, tokenizer, first, second), prompts.longest
+    read, longest = read_prompt(prompts, tokenizer, first, second), prompts.longest
     verdict = verify_sides(first, second, read, dtype=dtype, why=why, decode=decode, longest=longest, progress=report_step)
     return Verification(verdict, every)
 
@@ -279,40 +250,3 @@ def _pairs(map: Iterable[str] | Mapping[str, str]) -> dict[str, str]:
             raise FileError(f"--map takes THEIRS=OURS, not {text!r}")
         pairs[theirs] = ours
     return pairs
-
-
-def _prompt(prompts: PromptOptions, tokenizer: Tokenizer | None, *sides: Side) -> Prompt:
-    """Return the token ids of the texts, or random tokens where there are none."""
-    from dovetail.proof.compare.check import padding_token
-    from dovetail.proof.compare.prompt import prompt_of_ids, random_prompt
-
-    texts = (prompts.prompt,) if isinstance(prompts.prompt, str) else tuple(prompts.prompt)
-    spec = next((side.spec for side in sides if side.spec is not None), None)
-    if not texts:
-        if spec is None:
-            remedy = "give --prompt ids, e.g. --prompt '3 14 15'"
-            raise SpecError("prompt", "neither side has a spec to draw a prompt from", remedy)
-        avoid = padding_token(*sides)
-        return random_prompt(spec, rows=prompts.rows, length=prompts.length, seed=prompts.seed, avoid=avoid)
-    if tokenizer is not None:
-        rows = [tokenizer.prompt(text) for text in texts]
-    elif all(text.replace(" ", "").isdigit() for text in texts):
-        rows = [[int(word) for word in text.split()] for text in texts]
-    else:
-        raise SpecError("prompt", "no side has a tokenizer", "give token ids instead: --prompt '3 14 15'")
-    shortest = min(len(row) for row in rows)  # both sides read rows of one length
-    if shortest > MOST_TOKENS:
-        raise SpecError("prompt", f"{shortest:,} tokens; the limit is {MOST_TOKENS:,}", "give a shorter text")
-    return prompt_of_ids([row[:shortest] for row in rows], None if spec is None else spec.vocab)
-
-
-def _tokenizer(*sides: SideLike) -> Tokenizer | None:
-    """Return the tokenizer of the first directory that has one."""
-    from dovetail.text.tokenizer import TOKENIZER_FILE, Tokenizer
-
-    for side in sides:
-        if isinstance(side, (str, Path)):
-            place = Path(str(side).removeprefix("hf:"))
-            if (place / TOKENIZER_FILE).is_file():
-                return Tokenizer.load(place)
-    return None
