@@ -16,6 +16,7 @@ from dovetail.core.dtypes import dtype_name
 from dovetail.core.errors import SpecError
 from dovetail.core.limits import GRAMMAR_CHARACTERS, MAX_BATCH, MAX_LENGTH, MAX_NEW_TOKENS, MAX_RANKS, MAX_SEED, MAX_STEPS
 from dovetail.core.option import Option
+from dovetail.core.units import read_count
 from dovetail.disk.untrusted import read_regular
 
 
