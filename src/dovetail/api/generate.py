@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from dovetail.api.arguments import silent
 from dovetail.api.models import load
 from dovetail.api.options import (
     MIN_P,
@@ -92,25 +93,15 @@ def generate(
     `on_text` is called with each piece of text, first with the prompt where the text continues it; `watch` with (bytes read,
     bytes in all) while weights are loaded.
     """
-    from dovetail.core.finite import check_weights
     from dovetail.decoding.generation import Vocabulary, check_generates, generate_pieces, prompt_ids
-    from dovetail.transformer import Transformer
 
     sampling = check_options(max_tokens, temperature, top_p, top_k, seed, min_p, repetition_penalty, beams)
     constraint = constraint_of(json_schema, regex, choice, grammar, beams)
-    if not isinstance(model, Transformer):
-        check_model(model)
-        model = load(model, watch=watch)
+    model = opened(model, watch)
     check_generates(model.spec)
-    check_weights(model, model.spec)
     vocabulary = model.vocabulary or Vocabulary()
     ids = prompt_ids(vocabulary, prompt, chat=chat, system=system)
-    continues = not chat and model.spec.encoder is None
-
-    def tell(piece: str) -> None:
-        if on_text is not None:
-            on_text(piece)
-
+    continues, tell = not chat and model.spec.encoder is None, on_text or silent
     if beams is not None:
         return _search(model, vocabulary, prompt, ids, max_tokens, beams, continues, tell)
     matcher = None if constraint is None else _matcher(model, vocabulary, constraint)
@@ -224,6 +215,18 @@ def _search(
         tell(prompt)
     tell(text)
     return Generation(prompt, text, tokens, len(ids), "end" if ended else "length", len(tokens) / seconds)
+
+
+def opened(model: Transformer | str | Path, watch: Watch | None) -> Transformer:
+    """Return the model, or that of a directory, with finite weights."""
+    from dovetail.core.finite import check_weights
+    from dovetail.transformer import Transformer
+
+    if not isinstance(model, Transformer):
+        check_model(model)
+        model = load(model, watch=watch)
+    check_weights(model, model.spec)
+    return model
 
 
 def check_model(directory: str | Path) -> None:
