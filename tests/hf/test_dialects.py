@@ -89,7 +89,7 @@ def test_two_names_of_a_field_must_agree(family: str, old: str, new: str, value:
         from_hf({**config, new: value, old: other})
 
 
-FALLBACKS = [(name, *row) for name, one in DIALECTS.items() if name == one.name for row in one.fallbacks.items()]
+FALLBACKS = [(name, *row) for name, one in DIALECTS.items() if name != "mt5" for row in one.fallbacks.items()]  # a T5
 
 
 @pytest.mark.parametrize(("family", "field", "other"), [row for row in FALLBACKS if isinstance(row[2], str)])

@@ -129,8 +129,8 @@ def run(bug: Bug, number: int, copy: Path, seconds: float, checks: Sequence[str]
 def law_commands(bug: Bug, root: Path = ROOT) -> Iterator[Sequence[str]]:
     """The commands of the laws and programs that a bug meets: the literal numbers of its kinds, laws on sampled specs that have
     them and on two small specs, law 8 where ranks are spoken of, and random programs."""
-    path = place(bug, root)[0]
-    kinds = kinds_near(path, root)
+    path = place(bug)[0]  # in the clone: the copy has the bug already
+    kinds = kinds_near(path, ROOT)
     if kinds and bug.room in LAWS:
         yield "-c", NUMBERS, *kinds
     specs = [str(spec.relative_to(ROOT)) for spec in SPECS]
