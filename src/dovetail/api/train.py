@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from dovetail.api.arguments import Changes, SpecLike, check_positive, silent
+from dovetail.api.arguments import Changes, SpecLike, silent
 from dovetail.api.models import load
 from dovetail.api.options import (
     ONLY,
@@ -28,6 +28,7 @@ from dovetail.api.train_steps import check_options, chosen_precision, last_step,
 from dovetail.api.training_options import (
     ADAPTER,
     DATA,
+    EPOCHS,
     FROM,
     LABELS,
     LOG,
@@ -54,7 +55,7 @@ from dovetail.core.part import plain
 from dovetail.core.termination import delaying
 from dovetail.disk.model_files import PLOT_FILE, RUN_FILE, SAMPLES_FILE
 from dovetail.parallel.layout import Axes
-from dovetail.training.interrupt import Interrupt
+from dovetail.training.loop import Interrupt
 from dovetail.training.metrics import LogKind, logs_of
 from dovetail.training.plan import (
     CHECKPOINT_MINUTES,
@@ -99,7 +100,7 @@ def train(
         float | None, Option("Train for about N minutes: the first steps are measured (default: 5, if no other end is given).")
     ] = None,
     steps: Annotated[int | None, Steps("Stop after N steps; two such runs with one seed are bit-equal.")] = None,
-    epochs: float | None = None,
+    epochs: Annotated[float | None, EPOCHS] = None,
     out: Annotated[str | Path | None, OUT] = None,
     force: Annotated[bool, REPLACE_MODEL] = False,
     seed: Annotated[int, Seed("The seed of initial weights, batches, dropout and the sample.")] = 0,
@@ -149,7 +150,10 @@ def train(
     keep: Annotated[int, BatchSize("Checkpoints that stay; older ones are deleted.")] = KEEP,
     log: Annotated[LogKind | Sequence[LogKind], LOG] = (),
     timeout: Annotated[
-        float, Option("Seconds that a rank waits for the others before all of them end, with their stacks on stderr.")
+        float,
+        Option(
+            "Seconds that a rank waits for the others before all of them end, with their stacks on stderr.", low=0.0, above=True
+        ),
     ] = TIMEOUT,
     prompt: Annotated[str, Option("The prompt of the sample at the end.")] = "The ",
     sample: Annotated[int, SampleTokens("Tokens to generate at the end.")] = 160,
@@ -200,21 +204,20 @@ def train(
     from dovetail.files.model_dir import must_be_free
     from dovetail.files.spec import SPEC_FILE, to_yaml
     from dovetail.training.loop import train as train_loop
+    from dovetail.training.metrics import speed_of
     from dovetail.training.objective import Setup, TuningData
+    from dovetail.training.optim import train_only, weights_named
     from dovetail.training.ranks import ranks_of_run
     from dovetail.training.record import write_initial
     from dovetail.training.run import Run, open_run
     from dovetail.training.samples import Samples, check_samples, sample_text
     from dovetail.training.source import Shape
-    from dovetail.training.speed import speed_of
     from dovetail.training.step import DTYPES, computing_in
     from dovetail.training.task import generation_files, objective_kind, read_source, reads_of, spec_for
-    from dovetail.training.trainable import train_only, weights_named
     from dovetail.weights.adapters.attach import attach, match, read_adapter
     from dovetail.weights.adapters.storage import Base, Fingerprint, fingerprint
     from dovetail.weights.surgery.resize import with_tied_scale
 
-    check_positive({"timeout": timeout})
     axes: Axes = {"shards": shards, "sequence": sequence, "tensor": tensor, "pipeline": pipeline, "ring": ring}
     if ring and sequence == 1:
         raise UsageError("--ring: there is one chunk of every row; also give --sequence")
@@ -263,7 +266,6 @@ def train(
     needed = BYTES_PER_PARAMETER * parameters(changed) + 4 * batch * length * changed.vocab // micro_batches
     check_memory(needed, f"training {parameters(changed):,} parameters on {batch:,} × {length:,} tokens per step")
     end = last_step(steps, tokens, batch * length)
-    check_positive({"epochs": epochs})
     if epochs is not None and kind.reads == "text":
         raise UsageError("--epochs: are of rows; give --steps or --tokens")
     try:
