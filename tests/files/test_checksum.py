@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 
-from hypothesis import given, settings, strategies as st
-
 from dovetail.disk.checksum import data_sha256
+from hypothesis import given, settings, strategies as st
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text("ab", max_size=2),
