@@ -160,6 +160,16 @@ def same(one: Batch, other: Batch) -> bool:
     return all(torch.equal(a, b) for a, b in zip(*pairs, strict=True))
 
 
+@pytest.mark.parametrize("warm_up", [1, 100, 337, 750])
+def test_all_ranks_cut_the_rows_of_a_batch_alike(tokens: Tokens, warm_up: int) -> None:
+    stream, warmup = Stream(tokens, 8), LengthWarmup(2, warm_up)
+    for world in (1, 5, 12):
+        some = [Loader(stream, batch=12, rank=rank, world=world, warmup=warmup) for rank in range(world)]
+        for position in range(0, 120, 12):
+            rows = {loader.batch_at(position).tokens.shape[1] for loader in some}
+            assert rows == {warmup(8 * position, 8)}, (world, position)
+
+
 def test_ranks_and_workers_change_at_every_resume_and_batches_do_not(tokens: Tokens, other: Tokens) -> None:
     stream = Stream([(tokens, 0.8), (other, 0.2)], 8, seed=2)
     whole = together(loaders(stream, 1, 0), 40)
