@@ -35,7 +35,7 @@ class Tokens(Embed):
 
     token_ids = True
     tp_axes = VOCAB
-    TAPS = ("out",)
+    TAPS = {"out": "pos channel"}
     MISTAKES = {
         "scale": Mistake("embedding scale", (1.0,)),
         "scale_by_width": Mistake("embedding scale", (1.0,)),
@@ -128,7 +128,7 @@ class TokensModule(EmbedModule, of=Tokens):
 class Patches(Embed):
     """Patch embedding of images (ViT), with a class token."""
 
-    TAPS = ("out",)
+    TAPS = {"out": "pos channel"}
     coords: ClassVar[int] = 2
 
     image: int = bounded(224, above=0)

@@ -33,7 +33,7 @@ EXAMPLE = 6  # patches of an example; the first four tokens of each row are some
 class TokensAndPatches(Embed):
     """Text tokens, and image patches named by ids beyond the vocabulary."""
 
-    TAPS = ("out",)
+    TAPS = {"out": "pos channel"}
 
     patch: int = bounded(16, above=0)
     channels: int = bounded(3, above=0)

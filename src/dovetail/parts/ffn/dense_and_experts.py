@@ -26,7 +26,7 @@ NORMS = ("dense_norm", "dense_post_norm", "experts_post_norm", "post_norm")
 class DenseAndExperts(Ffn):
     """A dense feed-forward and experts side by side, normed apart and together (Gemma 4)."""
 
-    TAPS = ("out",)
+    TAPS = {"out": "pos channel"}
     norms_itself: ClassVar[bool] = True
 
     dense: Ffn = child("glu")

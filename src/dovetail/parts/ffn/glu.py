@@ -30,7 +30,7 @@ def usual_hidden(width: int) -> int:
 class Glu(Ffn):
     """Gated feed-forward: SwiGLU with silu, GeGLU with gelu."""
 
-    TAPS = ("hidden", "out")
+    TAPS = {"hidden": "pos channel", "out": "pos channel"}
     MISTAKES = {"act": Mistake("activation"), "bias": Mistake("bias missing")}
 
     hidden: int | None = bounded(None, above=0, widens=True)  # None: 8·width/3, rounded up to a multiple of 256

@@ -23,7 +23,7 @@ from dovetail.core.weight import Weight
 class Mlp(Ffn):
     """Feed-forward network of two matrices."""
 
-    TAPS = ("hidden", "out")
+    TAPS = {"hidden": "pos channel", "out": "pos channel"}
     MISTAKES = {"act": Mistake("activation"), "bias": Mistake("bias missing")}
 
     hidden: int | None = bounded(None, above=0, widens=True)  # None: 4·width
