@@ -21,6 +21,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE, STORED = ROOT / "src" / "dovetail", ROOT / "checks" / "house.json"
+LONG = 80  # lines of a function, with its signature and its docstring
 
 
 @cache
@@ -43,6 +44,8 @@ def measure() -> dict[str, int]:
         "rooms in import circles": sum(len(circle) for circle in circles(room_imports())),
         "class names defined twice": sum(count > 1 for count in classes.values()),
         "options declared twice": len(options_declared_twice()),
+        "lines of api and cli": sum(count for path, count in lines.items() if _in_api_or_cli(path)),
+        f"functions over {LONG} lines in api and cli": len(long_functions()),
         **{f"methods of {name}": count for name, count in methods().items()},
         **passes(),
     }
@@ -109,6 +112,21 @@ def options_declared_twice() -> list[str]:
         ours, theirs = ({arg.arg for n in some for arg in (*n.args.args, *n.args.kwonlyargs)} for some in (runs, public))
         twice += [f"{path.stem}.{name}" for name in sorted(ours & theirs)]
     return twice
+
+
+def long_functions() -> list[str]:
+    """file:function for each function of the api and cli rooms that is longer than LONG lines."""
+    return [
+        f"{path.relative_to(SOURCE)}:{node.name}"
+        for path, tree in trees().items()
+        if _in_api_or_cli(path)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= LONG
+    ]
+
+
+def _in_api_or_cli(path: Path) -> bool:
+    return path.relative_to(SOURCE).parts[0] in ("api", "cli")
 
 
 def methods() -> dict[str, int]:

@@ -1,10 +1,10 @@
 """Plant bugs one at a time in a copy of the sources, and report which check sees each: the tests of its room, or the laws.
 
-    python tests/planted/run.py [--only N …] [--checks tests] [--seconds 300] [--json] [--out FILE]
+    python tests/planted/run.py [--fresh] [--only N …] [--checks tests] [--seconds 300] [--json] [--out FILE]
 
-For each bug, first `dovetail laws` on two small specs and, for the rooms of the engine, random programs of calls, where its
-room is one that they reach; then the quick tests of its room, those that name the changed file first. A test that fails without
-the bug, too, has not seen it. Results are written after every bug, so that a run can be ended at any time.
+For each bug, first (by default) the laws: `dovetail laws` on two small specs and, for the rooms of the engine, random programs
+of calls, where its room is one that they reach; then the quick tests of its room, those that name the changed file first. A
+test that fails without the bug, too, has not seen it. Results are written after every bug, so that a run can be ended early.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from bugs import BUGS, Bug
+from fresh import FRESH
 
 from dovetail.proof.laws import suite  # noqa: F401  (registers the laws)
 from dovetail.proof.laws.case import LAWS as ALL_LAWS
@@ -102,39 +103,55 @@ def fitting_tests(bug: Bug, root: Path = ROOT) -> list[str]:
         return next((at for at, sign in enumerate(signs) if sign), len(signs))
 
     fitting = [path for path in texts if folder in path.parents or named.search(texts[path])]
-    return [str(path) for path in sorted(fitting, key=rank) if "planted" not in path.parts]
+    return [str(path) for path in sorted(fitting, key=rank) if "planted" not in path.relative_to(root).parts]
 
 
 def run(bug: Bug, number: int, copy: Path, seconds: float, checks: Sequence[str] = CHECKS) -> Outcome:
-    """Plant a bug in the copy, run the checks, and restore the file."""
+    """Plant a bug in the copy, run the checks in their order until one sees it, and restore the file."""
     path, text = place(bug, copy)
     before, begin = path.read_text(encoding="utf-8"), time.monotonic()
     path.write_text(text, encoding="utf-8")
     seen, check = None, "survived"
     try:
-        for command in LAWS.get(bug.room, ()) if "laws" in checks else ():
-            code, said = _command(list(command), copy, seconds)
-            if code not in (0, 1, None):
-                raise RuntimeError(f"{' '.join(command)} ended with {code}, which is no verdict: {said[-2000:]}")
-            if code == 1:
-                seen, check = "laws", _named(said)
+        for kind in checks:
+            sees, said = _laws(bug, copy, seconds) if kind == "laws" else _tests(bug, copy, seconds, path, before, text)
+            check = said if said != "survived" else check
+            if sees:
+                seen = kind
                 break
-        skipped: list[str] = []
-        while seen is None and "tests" in checks and (files := fitting_tests(bug, copy)):
-            code, said = _command(["-m", "pytest", *OPTIONS, *skipped, *files], copy, seconds)
-            check = f"not seen within {seconds:.0f} s of CPU time" if code is None else "survived"
-            if code in (0, None, 5):
-                break
-            failed = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
-            seen, check = "tests", _named(said)
-            if failed is not None and len(skipped) < MISTAKEN:
-                path.write_text(before, encoding="utf-8")
-                if _command(["-m", "pytest", *OPTIONS, str(copy / failed[1])], copy, seconds)[0] != 0:
-                    seen, skipped = None, [*skipped, f"--deselect={failed[1]}"]  # it fails without the bug, too
-                path.write_text(text, encoding="utf-8")
     finally:
         path.write_text(before, encoding="utf-8")
     return Outcome(number, bug.room, bug.function, bug.breaks, seen, check, round(time.monotonic() - begin, 1))
+
+
+def _laws(bug: Bug, copy: Path, seconds: float) -> tuple[bool, str]:
+    """Whether the laws or the random programs of its room see the planted bug, and which."""
+    for command in LAWS.get(bug.room, ()):
+        code, said = _command(list(command), copy, seconds)
+        if code not in (0, 1, None):
+            raise RuntimeError(f"{' '.join(command)} ended with {code}, which is no verdict: {said[-2000:]}")
+        if code == 1:
+            return True, _named(said)
+    return False, "survived"
+
+
+def _tests(bug: Bug, copy: Path, seconds: float, path: Path, before: str, text: str) -> tuple[bool, str]:
+    """Whether a fitting test sees the bug, and which; one that also fails with the file as it was before has not seen it."""
+    skipped: list[str] = []
+    while files := fitting_tests(bug, copy):
+        code, said = _command(["-m", "pytest", *OPTIONS, *skipped, *files], copy, seconds)
+        if code in (0, None, 5):
+            return False, f"not seen within {seconds:.0f} s of CPU time" if code is None else "survived"
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
+        if failed is None or len(skipped) == MISTAKEN:
+            return True, _named(said)
+        path.write_text(before, encoding="utf-8")
+        alone = _command(["-m", "pytest", *OPTIONS, str(copy / failed[1])], copy, seconds)[0]
+        path.write_text(text, encoding="utf-8")
+        if alone == 0:
+            return True, _named(said)
+        skipped.append(f"--deselect={failed[1]}")
+    return False, "survived"
 
 
 def _command(arguments: list[str], copy: Path, seconds: float) -> tuple[int | None, str]:
@@ -177,13 +194,16 @@ def _named(text: str) -> str:
 def main() -> int:
     """Run some or all bugs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--fresh", action="store_true", help="the bugs of fresh.py instead of those of bugs.py")
     parser.add_argument("--only", type=int, nargs="*", help="numbers of bugs, from 1")
     parser.add_argument("--seconds", type=float, default=300.0, help="CPU seconds that one command may take")
-    parser.add_argument("--checks", nargs="+", choices=CHECKS, default=CHECKS, help="default: both, laws first")
+    parser.add_argument("--checks", nargs="+", choices=CHECKS, default=CHECKS, help="in this order; default: laws, then tests")
     parser.add_argument("--json", action="store_true", help="print the outcomes as JSON")
     parser.add_argument("--out", type=Path, help="write the outcomes here after every bug")
     flags = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the command that runs, too
     outcomes: list[Outcome] = []
+    bugs = FRESH if flags.fresh else BUGS
     with tempfile.TemporaryDirectory(prefix="planted-") as folder:
         copy = Path(folder)
         for name in ("src", "tests", "benchmarks", "checks", "docs", "action", "deploy"):
@@ -192,8 +212,8 @@ def main() -> int:
         for path in ROOT.glob("*.*"):
             if path.is_file():
                 shutil.copy(path, copy)
-        for number in flags.only or range(1, len(BUGS) + 1):
-            outcome = run(BUGS[number - 1], number, copy, flags.seconds, flags.checks)
+        for number in flags.only or range(1, len(bugs) + 1):
+            outcome = run(bugs[number - 1], number, copy, flags.seconds, flags.checks)
             outcomes.append(outcome)
             print(f"{number:2} {outcome.room:12} {outcome.seen_by or '-':6} {outcome.check}", file=sys.stderr, flush=True)
             if flags.out is not None:

@@ -11,9 +11,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import run as planted
 from bugs import BUGS, Bug
+from fresh import FRESH
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.room}-{bug.function}")
+@pytest.mark.parametrize("bug", [*BUGS, *FRESH], ids=lambda bug: f"{bug.room}-{bug.function}")
 def test_a_planted_bug_applies(bug: Bug) -> None:
     path, text = planted.place(bug)
     assert text != path.read_text(encoding="utf-8")
@@ -24,3 +25,8 @@ def test_a_planted_bug_applies(bug: Bug) -> None:
 def test_there_are_sixty_and_half_in_the_rooms_with_state() -> None:
     assert len(BUGS) == len({(bug.function, bug.new, bug.old) for bug in BUGS}) == 60
     assert sum(bug.room in ("serving", "text", "data", "state") for bug in BUGS) >= 30
+
+
+def test_half_of_the_fresh_bugs_are_in_rooms_that_laws_reach() -> None:
+    assert len(FRESH) == len({(bug.function, bug.new, bug.old) for bug in (*FRESH, *BUGS)}) - len(BUGS) == 20
+    assert sum(bug.room in planted.LAWS and bug.room not in ("serving", "text", "data") for bug in FRESH) >= 11
