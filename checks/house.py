@@ -10,6 +10,7 @@ import ast
 import importlib
 import inspect
 import json
+import re
 import sys
 import tomllib
 from collections import Counter
@@ -20,6 +21,7 @@ from types import FrameType, MappingProxyType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+TAG = re.compile(r"</?(?:html|head|body|div|span|p|h[1-6]|table|tr|t[dh]|[uo]l|li|svg|details|style|script)(?:\s[^<>]*)?>")
 SOURCE, STORED = ROOT / "src" / "dovetail", ROOT / "checks" / "house.json"
 LONG = 80  # lines of a function, with its signature and its docstring
 
@@ -44,6 +46,8 @@ def measure() -> dict[str, int]:
         "rooms in import circles": sum(len(circle) for circle in circles(room_imports())),
         "class names defined twice": sum(count > 1 for count in classes.values()),
         "options declared twice": len(options_declared_twice()),
+        "rich outside views and cli": sum(_imports(tree, "rich") for tree in _outside("views", "cli")),
+        "HTML outside views": sum(_writes_html(tree) for tree in _outside("views")),
         "lines of api and cli": sum(count for path, count in lines.items() if _in_api_or_cli(path)),
         f"functions over {LONG} lines in api and cli": len(long_functions()),
         **{f"methods of {name}": count for name, count in methods().items()},
@@ -112,6 +116,23 @@ def options_declared_twice() -> list[str]:
         ours, theirs = ({arg.arg for n in some for arg in (*n.args.args, *n.args.kwonlyargs)} for some in (runs, public))
         twice += [f"{path.stem}.{name}" for name in sorted(ours & theirs)]
     return twice
+
+
+def _outside(*rooms: str) -> Iterator[ast.Module]:
+    """The sources that are in none of these rooms."""
+    yield from (tree for path, tree in trees().items() if _room(path.relative_to(SOURCE).with_suffix("").parts) not in rooms)
+
+
+def _imports(tree: ast.Module, package: str) -> bool:
+    """Whether a file imports a package, at its top level or in a function."""
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return any(name.split(".")[0] == package for name in _imported(list(nodes)))
+
+
+def _writes_html(tree: ast.Module) -> bool:
+    """Whether a file has a string with a tag of HTML."""
+    constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return any(isinstance(value, str) and TAG.search(value) is not None for value in constants)
 
 
 def long_functions() -> list[str]:

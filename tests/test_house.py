@@ -38,3 +38,10 @@ def test_imports_of_functions_and_of_type_checkers_are_no_edges(monkeypatch: pyt
     source = top + "if TYPE_CHECKING:\n    from dovetail.f import g\ndef h():\n    import dovetail.i\n"
     monkeypatch.setattr(house, "trees", lambda: {Path(house.SOURCE / "a" / "x.py"): ast.parse(source)})
     assert house.room_imports() == {"a": {"b", "d"}}
+
+
+def test_html_is_a_tag_and_rich_is_found_in_functions() -> None:
+    assert house._writes_html(ast.parse("def f(x): return f'<p class=a>{x}</p>'"))
+    assert not house._writes_html(ast.parse("a = ['<s>', '<tr_TR>', 'x<p']"))
+    assert house._imports(ast.parse("def f():\n    from rich.text import Text"), "rich")
+    assert not house._imports(ast.parse("import richer"), "rich")

@@ -10,7 +10,7 @@ def count(number: float) -> str:
 
 def flops(number: float) -> str:
     """Format FLOPs with three digits: 1.34 GFLOP."""
-    return f"{_scaled(number, 'TGMk')}FLOP"
+    return f"{_scaled(number, 'EPTGMk')}FLOP"
 
 
 def size(number: int) -> str:
@@ -22,7 +22,7 @@ def size(number: int) -> str:
 
 
 def _scaled(number: float, letters: str) -> str:
-    for power, letter in zip((12, 9, 6, 3), letters, strict=True):
+    for power, letter in zip(range(3 * len(letters), 0, -3), letters, strict=True):
         if number >= 10**power:
             return f"{number / 10**power:.2f} {letter}"
     return f"{number:.0f} "

@@ -24,11 +24,16 @@ COMMENT = re.compile(r"/\*.*?\*/\s*", re.DOTALL)
 
 
 class Fact(NamedTuple):
-    """A figure at the top of a page: its name, its value and a note below it."""
+    """A figure at the top of a page: its name, its value, a note below it, and the figures that it is made of."""
 
     name: str
     value: str
     note: str = ""
+    parts: tuple[tuple[str, str], ...] = ()  # (value, what it is)
+
+    def with_part(self, value: str, what: str) -> Fact:
+        """Return the figure with one more part."""
+        return self._replace(parts=(*self.parts, (value, what)))
 
 
 class Page(NamedTuple):

@@ -15,6 +15,8 @@ from dovetail.planning.report import HOUR, Findings, Outlook, bubble_of
 from dovetail.views.console import plain_table
 
 SHOWN = 6  # reasons of refusal
+COLUMNS = ("layout", "fits", "memory", "step", "MFU", "days", "micro-batches", "recompute", "limited by")
+NUMBERS = COLUMNS[2:7]
 
 
 def plan_view(plan: Findings, width: int) -> Iterator[RenderableType]:
@@ -97,16 +99,20 @@ def facts_table(lines: Sequence[tuple[str, str, str]]) -> Table:
 
 def layout_table(plan: Findings) -> Table:
     """Return the traced layouts as a table."""
-    names = ("layout", "fits", "memory", "step", "MFU", "days", "micro-batches", "recompute", "limited by")
-    table = plain_table(*names, right=("memory", "step", "MFU", "days", "micro-batches"), header=True)
+    table = plain_table(*COLUMNS, right=NUMBERS, header=True)
+    for layout, fits, *cells in layout_rows(plan):
+        table.add_row(layout, Text(fits, "green" if fits == "yes" else "yellow"), *cells)
+    return table
+
+
+def layout_rows(plan: Findings) -> Iterator[tuple[str, ...]]:
+    """Yield the traced layouts by COLUMNS."""
     for one, found in zip(plan.layouts, plan.outlooks, strict=True):
         days = "–" if found.days is None else f"{found.days:,.1f}"
-        fits = Text("yes", "green") if one.fits else Text("no", "yellow")
-        row = (size(one.memory.peak), f"{one.seconds.total:.3g} s", f"{found.mfu:.1%}", days)
-        micro = f"{one.setting.micro_batches} × {one.setting.rows}"
+        numbers = size(one.memory.peak), f"{one.seconds.total:.3g} s", f"{found.mfu:.1%}", days
         limit = one.limit if one.fits else f"memory: {size(int(plan.job.device.usable))} are usable"
-        table.add_row(str(one.layout), fits, *row, micro, one.setting.recompute, limit)
-    return table
+        setting = f"{one.setting.micro_batches} × {one.setting.rows}", one.setting.recompute, limit
+        yield str(one.layout), "yes" if one.fits else "no", *numbers, *setting
 
 
 def _refusals(plan: Findings) -> Iterator[RenderableType]:

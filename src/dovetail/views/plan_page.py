@@ -20,7 +20,7 @@ from dovetail.parallel.layout import Layout
 from dovetail.planning.report import Findings
 from dovetail.planning.search import Planned
 from dovetail.views.page import Fact, body
-from dovetail.views.plan import plan_facts
+from dovetail.views.plan import COLUMNS, NUMBERS, layout_rows, plan_facts
 
 SQUARES = 17  # that a row of the picture has room for
 AXES = {  # from the outermost: what the ranks of an axis have
@@ -30,7 +30,6 @@ AXES = {  # from the outermost: what the ranks of an axis have
     "sequence": "another chunk of every row",
     "tensor": "other heads and hidden units",
 }
-COLUMNS = ("layout", "fits", "memory", "step", "MFU", "days", "micro-batches", "recompute", "limited by")
 
 
 class Axis(NamedTuple):
@@ -49,16 +48,16 @@ class Axis(NamedTuple):
 def plan_page(plan: Findings) -> str:
     """Return the content of the page."""
     best = plan.best
-    rows = () if best is None else plan_facts(plan)
     return body(
         "plan.html",
         plan=plan,
         axes=[] if best is None else axes_of(best.layout) or [Axis("rank", 1, "everything")],
         label=lambda layout: f"{layout.ranks:,} ranks: {layout}",
         memory=() if best is None else list(_memory(best, plan.job.device.usable)),
-        figures=[Fact(name or note, value, note if name else "") for name, value, note in rows],
+        figures=() if best is None else list(_figures(plan)),
         columns=COLUMNS,
-        layouts=_layouts(plan),
+        numbers=NUMBERS,
+        layouts=layout_rows(plan),
         refused=_refused(plan),
     )
 
@@ -68,26 +67,22 @@ def axes_of(layout: Layout) -> list[Axis]:
     return [Axis(name, ranks, note) for name, note in AXES.items() if (ranks := getattr(layout, name)) > 1]
 
 
-def _memory(one: Planned, usable: float) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, width, amount) of what a rank holds; the whole width is the usable memory, or the peak if that is more."""
+def _figures(plan: Findings) -> Iterator[Fact]:
+    """Yield the figures of the best layout; those without a name are parts of the one above them."""
+    facts: list[Fact] = []
+    for name, value, note in plan_facts(plan):
+        facts.append(Fact(name, value, note) if name else facts.pop().with_part(value, note))
+    yield from facts
+
+
+def _memory(one: Planned, usable: float) -> Iterator[tuple[str, str, str, str]]:
+    """Yield (name, width, amount, class of the color) of what a rank holds; the whole width is the usable memory, or the peak
+    if that is more."""
     memory, whole = one.memory, max(usable, one.memory.peak)
-    named = {
-        "weights": memory.weights,
-        "gradients": memory.gradients,
-        "optimizer state": memory.optimizer,
-        "activations and temporary tensors": memory.activations,
-    }
-    for name, part in named.items():
-        yield name, f"{100 * part / whole:.2f}%", size(part)
-
-
-def _layouts(plan: Findings) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of the table of layouts, by COLUMNS."""
-    for one, found in zip(plan.layouts, plan.outlooks, strict=True):
-        days = "–" if found.days is None else f"{found.days:,.1f}"
-        numbers = size(one.memory.peak), f"{one.seconds.total:.3g} s", f"{found.mfu:.1%}", days
-        setting = f"{one.setting.micro_batches} × {one.setting.rows}", one.setting.recompute, one.limit
-        yield str(one.layout), "yes" if one.fits else "no", *numbers, *setting
+    names = {"optimizer": "optimizer state", "activations": "activations and temporary tensors"}
+    for kind in ("weights", "gradients", "optimizer", "activations"):
+        part = getattr(memory, kind)
+        yield names.get(kind, kind), f"{100 * part / whole:.2f}%", size(part), kind
 
 
 def _refused(plan: Findings) -> Iterator[tuple[Layout, int, str]]:
