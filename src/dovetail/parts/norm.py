@@ -84,7 +84,8 @@ class LayerNormModule(Module, of=LayerNorm):
             scale = torch.sqrt(variance + self.part.eps)
             if (new := ctx.tap(self, "scale", scale)) is not scale:
                 out = scaled(centered / new, factor(centered, self.scale, self.part.plus_one)).to(x.dtype)
-                out = out + in_dtype_of(x, self.shift) if self.part.shift else out
+                shift = in_dtype_of(x, self.shift if self.part.shift else None)
+                out = out if shift is None else out + shift
         return ctx.tap(self, "out", out)
 
 
