@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses as dc
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -17,9 +17,10 @@ from dovetail.views.console import unwrapped
 
 if TYPE_CHECKING:
     from dovetail.model import Model
-    from dovetail.weights.surgery.budget import Budget, Found
+    from dovetail.weights.surgery.budget import Found
 
 SHOWN = 5  # fields in the table
+Budget = Literal["params", "flops", "kv"]
 UNITS: dict[Budget, str] = {"params": "parameters", "flops": "FLOPs per token", "kv": "bytes of decode state"}
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 
 from dovetail.cli.bar import delayed_bar
-from dovetail.cli.command import Options, beside, call
+from dovetail.cli.command import Options, call
 from dovetail.cli.printing import print_result
 
 
@@ -22,6 +22,5 @@ def run(given: Options, json: bool) -> int:
     """Load, quantize, write, print."""
     from dovetail.api.quantize import quantize
 
-    out = given.get("out") or beside(given["model"], "quantized")
     with delayed_bar("{task.description}", "calibrating", MofNCompleteColumn(), TimeElapsedColumn()) as on_step:
-        return print_result(call(quantize, {**given, "out": out, "on_step": on_step}), json)
+        return print_result(call(quantize, {**given, "on_step": on_step}), json)
