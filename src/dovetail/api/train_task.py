@@ -1,4 +1,4 @@
-"""Initial weights and tokenizer of a run, from a model directory or from the newest checkpoint of a run.
+"""Task: what a run of `train` trains, and the weights that it starts from, read before anything is built or written.
 
     DIR/model.safetensors                     ours, or in Hugging Face layout
     DIR/checkpoints/step-00000120/            where DIR is a run: its newest checkpoint that verifies, which may be newer
@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses as dc
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from dovetail.core.errors import FileError
-from dovetail.core.fold import declared
+from dovetail.api.arguments import Changes, NamedSpec, SpecLike, read_spec
+from dovetail.core.errors import FileError, UsageError
+from dovetail.core.fold import Declared, declared
+from dovetail.core.part import plain
 from dovetail.decoding.generation import Vocabulary
 from dovetail.disk.checksum import data_sha256, file_sha256
 from dovetail.disk.model_files import QUANTIZATION_FILE, RUN_FILE, TOKENIZER_FILE
-from dovetail.disk.untrusted import Directory
+from dovetail.disk.untrusted import PICKLES, Directory
+from dovetail.files.spec import SPEC_FILE
 from dovetail.hf.load import opened, origin
 from dovetail.hf.vocabulary import class_names, read_vocabulary
 from dovetail.hf.write import files_beside
@@ -29,6 +32,12 @@ from dovetail.model import Model
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.checkpoint import CHECKPOINTS, Checkpoints, read_manifest
 from dovetail.training.export import check_checkpoint, checkpoint_pieces
+from dovetail.training.objective import Objective
+from dovetail.training.task import objective_kind, reads_of, spec_for
+from dovetail.training.trainable import weights_named
+from dovetail.weights.adapters.attach import read_adapter
+from dovetail.weights.adapters.kind import AdapterKind
+from dovetail.weights.surgery.resize import with_tied_scale
 
 
 @dc.dataclass(frozen=True)
@@ -123,6 +132,92 @@ class Start:
             return
         with opened(self.place) as files:
             yield (pair for pair in files.tensors if not _within(pair[0], fresh))
+
+
+@dc.dataclass(frozen=True)
+class Task:
+    """A spec, trained for an objective on data, from random weights or those of a start."""
+
+    name: str
+    spec: Model
+    kind: type[Objective]
+    settings: Mapping[str, Any]  # of the objective
+    files: Mapping[str, Any]  # the data, by option
+    start: Start | None
+    fresh: str | None  # the part that the weights of the start do not have
+    adapter: AdapterKind | None
+    only: Sequence[str]  # patterns of the weights to train
+
+    @property
+    def trained(self) -> list[Declared] | None:
+        """The weights to train; None: all, or an adapter."""
+        return weights_named(self.spec, self.only)
+
+    @property
+    def title(self) -> str:
+        """The title of a plot: llama-tiny on plays.txt."""
+        data = next((value for name, value in self.files.items() if name != "data" and value), None)
+        return f"{self.name} on {Path(data or self.files['data'][0]).name}"
+
+
+def read_task(
+    spec: SpecLike | None,
+    changes: tuple[Changes, Changes],
+    from_: str | Path | None,
+    adapter: AdapterKind | str | Mapping[str, Any] | None,
+    only: str | Sequence[str],
+    objective: str | None,
+    settings: Mapping[str, Any],
+    files: Mapping[str, Any],
+    say: Callable[[str], None],
+) -> Task:
+    """Read the task that options name, with the changes `set` and `swap` of its spec."""
+    start = None if from_ is None else Start.open(from_)
+    kind_of_adapter = None if adapter is None else read_adapter(adapter)
+    if kind_of_adapter is not None and start is None:
+        raise UsageError("--adapter: an adapter is trained on the weights of a model; give it with --from")
+    if only and kind_of_adapter is not None:
+        raise UsageError("--only: with --adapter only the adapter is trained; give its targets")
+    name, changed, directory = _named_spec(spec, start).after(*changes)
+    if directory is not None:
+        _refuse_weights(directory)
+    changed, fresh = spec_for(changed, objective)
+    kind = objective_kind(changed, reads_of(files), objective)
+    if start is not None:
+        if fresh is None and kind.fresh is not None and start.replaces(kind.fresh, changed):
+            fresh = kind.fresh
+            if kind_of_adapter is not None:
+                raise UsageError(f"--adapter: the {fresh} is new, and would stay random; train the model without it first")
+            say(f"{fresh}: other weights than those of {start.place}, initialized anew")
+        start.check_fits(changed, fresh)
+    patterns = (only,) if isinstance(only, str) else tuple(only)
+    task = Task(name, changed, kind, settings, files, start, fresh, kind_of_adapter, patterns)
+    if fresh is not None and task.trained is not None and not any(d.path.startswith(f"{fresh}.") for d in task.trained):
+        raise UsageError(f"--only: the {fresh} is new, and would stay random; also name its weights: '{fresh}.*'")
+    if (scaled := with_tied_scale(changed)) != changed:
+        say(f"µP multiplies the logits of a tied head by base_width/width: --set head.scale={plain(scaled.head)['scale']:g}")
+    return task
+
+
+def _named_spec(spec: SpecLike | None, start: Start | None) -> NamedSpec:
+    """Return the spec that is given, or that of the initial weights."""
+    if spec is not None:
+        return read_spec(spec)
+    if start is None:
+        raise UsageError("give a spec, or initial weights with --from")
+    return NamedSpec(str(start.place), start.spec)
+
+
+def _refuse_weights(place: Path) -> None:
+    """Raise where the directory holds weights or a tokenizer: both would be discarded."""
+    directory = Directory(place)
+    present = [name for name in directory.names() if name.endswith((".safetensors", *PICKLES, TOKENIZER_FILE))]
+    if present:
+        spec = f"{place / SPEC_FILE}" if directory.has(SPEC_FILE) else "a preset or a .yaml file"
+        raise FileError(
+            f"{place}: holds {present[0]}, which train would discard: it starts with random weights and a tokenizer; "
+            f"to continue from them, give it with --from; to train this architecture from scratch, give {spec}"
+        )
 
 
 def _within(path: str, part: str | None) -> bool:
