@@ -105,8 +105,8 @@ def train(
     checkpoint and the weights so far; `interrupted` is true. `log` also writes the metrics for TensorBoard or Weights & Biases.
     `recorded` are digests in a run file: data that has changed since under the same name is refused.
     """
-    from dovetail.api.train_job import Job, JobOptions
-    from dovetail.api.train_task import read_task
+    from dovetail.api.train_job import Job
+    from dovetail.api.train_task import JobOptions, read_task
 
     say = note or silent
     shards = [data] if isinstance(data, str) else list(data)

@@ -14,33 +14,25 @@ import torch
 
 from dovetail.api.arguments import silent
 from dovetail.api.models import load
-from dovetail.api.train_task import Task
+from dovetail.api.train_task import JobOptions, Task
 from dovetail.api.training_run import TrainingRun
-from dovetail.core.count import read_count
-from dovetail.core.errors import UsageError, install_command
+from dovetail.core.errors import install_command
 from dovetail.core.fold import parameters
 from dovetail.core.memory import check_memory
 from dovetail.core.part import plain
 from dovetail.core.termination import delaying
 from dovetail.decoding.generation import Sampling
 from dovetail.disk.model_files import PLOT_FILE, RUN_FILE, SAMPLES_FILE
-from dovetail.files.model_dir import must_be_free
 from dovetail.files.spec import SPEC_FILE, to_yaml
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.interrupt import Interrupt
 from dovetail.training.loop import train as train_loop
-from dovetail.training.metrics import LogKind, StepMetrics, logs_of
+from dovetail.training.metrics import StepMetrics, logs_of
 from dovetail.training.objective import Objective, Setup, TuningData
 from dovetail.training.plan import (
-    ADAPTER_RATE,
-    ComputeOptions,
-    OptimizerOptions,
-    ParallelOptions,
     Plan,
     Precision,
     PrecisionChoice,
-    SampleOptions,
-    ScheduleOptions,
 )
 from dovetail.training.ranks import Ranks, ranks_of_run
 from dovetail.training.record import write_initial
@@ -57,91 +49,7 @@ from dovetail.views.curve import draw_losses
 from dovetail.weights.adapters.attach import Applied, attach, match
 from dovetail.weights.adapters.storage import Base, Fingerprint, fingerprint
 
-MINUTES = 5.0  # of a run without an end
 BYTES_PER_PARAMETER = 16  # float32 weight and gradient, and AdamW's two moments
-
-
-@dc.dataclass(frozen=True)
-class JobOptions:
-    """How a task is trained: the options of `train` that are not its task, under their names."""
-
-    steps: int | None
-    minutes: float | None
-    epochs: float | None
-    tokens: float | str | None
-    batch: int
-    length: int
-    tokenizer: TokenizerKind
-    learning_rate: float | None
-    schedule: ScheduleOptions
-    optimizer: OptimizerOptions
-    compute: ComputeOptions
-    parallel: ParallelOptions
-    sample: SampleOptions
-    seed: int
-    evals: int
-    out: str | Path | None
-    force: bool
-    checkpoint_minutes: float
-    keep: int
-    log: LogKind | Sequence[LogKind]
-    recorded: Mapping[str, Any] | None
-    quiet: bool
-
-    @staticmethod
-    def read(arguments: Mapping[str, Any]) -> JobOptions:
-        """Take the options from the arguments of `train`."""
-        return JobOptions(**{field.name: arguments[field.name] for field in dc.fields(JobOptions)})
-
-    def __post_init__(self) -> None:
-        if self.parallel.ring and self.parallel.sequence == 1:
-            raise UsageError("--ring: there is one chunk of every row; also give --sequence")
-        if not self.sample.prompt:
-            raise UsageError("--prompt: give at least one character")
-        if self.length % self.parallel.sequence:
-            remedy = f"does not divide sequences of {self.length} tokens; change --length"
-            raise UsageError(f"--sequence: {self.parallel.sequence} {remedy}")
-        if self.logs and self.place is None:
-            raise UsageError("--log: give a directory to train in (-o)")
-        if self.place is not None and not (self.place / RUN_FILE).is_file():
-            must_be_free(self.place, self.force)
-
-    @property
-    def place(self) -> Path | None:
-        """The directory to train in."""
-        return None if self.out is None else Path(self.out)
-
-    @property
-    def logs(self) -> tuple[LogKind, ...]:
-        """The further logs of metrics."""
-        return (self.log,) if isinstance(self.log, str) else tuple(self.log)
-
-    def plan(self, task: Task) -> Plan:
-        """The plan of the run; `epochs` are counted when the data is read."""
-        if self.tokens is not None and task.kind.reads != "text":
-            raise UsageError(f"--tokens: the rows of --{task.kind.reads} differ in length; give --steps or --minutes")
-        end = last_step(self.steps, self.tokens, self.batch * self.length)
-        if self.epochs is not None and task.kind.reads == "text":
-            raise UsageError("--epochs: are of rows; give --steps or --tokens")
-        rate = Plan.learning_rate * (1 if task.adapter is None else ADAPTER_RATE)
-        try:
-            return Plan(
-                steps=end,
-                minutes=MINUTES if self.minutes is None and end is None else self.minutes,
-                learning_rate=rate if self.learning_rate is None else self.learning_rate,
-                seed=self.seed,
-                evals=self.evals,
-                quiet=self.quiet,
-                **{**vars(self.schedule), **vars(self.optimizer), **vars(self.compute)},
-            )
-        except ValueError as error:
-            raise UsageError(f"--{error}") from error
-
-    def check_memory(self, spec: Any) -> None:
-        """Raise where neither weights nor logits of a step fit in memory."""
-        count, rows = parameters(spec), self.batch * self.length
-        needed = BYTES_PER_PARAMETER * count + 4 * rows * spec.vocab // self.compute.micro_batches
-        check_memory(needed, f"training {count:,} parameters on {self.batch:,} × {self.length:,} tokens per step")
 
 
 @dc.dataclass(frozen=True)
@@ -163,7 +71,9 @@ class Job:
     @staticmethod
     def open(task: Task, options: JobOptions, say: Callable[[str], None], stack: ExitStack) -> Job:
         """Join the ranks, read the data, build the model and prepare the directory; the stack closes what is opened."""
-        options.check_memory(task.spec)
+        count, tokens = parameters(task.spec), options.batch * options.length
+        needed = BYTES_PER_PARAMETER * count + 4 * tokens * task.spec.vocab // options.compute.micro_batches
+        check_memory(needed, f"training {count:,} parameters on {options.batch:,} × {options.length:,} tokens per step")
         plan = options.plan(task)
         ranks = stack.enter_context(ranks_of_run(**vars(options.parallel)))
         if options.sample.sample_every:
@@ -179,19 +89,24 @@ class Job:
         objective = task.kind.of(task.spec, source.tokenizer, options.length).configured(task.settings)
         model, base = _build(task, plan, ranks, say)
         interrupted, run = stack.enter_context(Interrupt()), None
-        if options.place is not None:
+        if (place := options.place) is not None:
             files = {} if task.start is None else task.start.files()
             files |= {SPEC_FILE: to_yaml(task.spec), **generation_files(source.tokenizer, objective), **source.files}
-            run = stack.enter_context(_open_run(options, plan, ranks, _keys(task, options, plan, source), recorded, files, say))
+            keys = run_data(_keys(task, options, plan, source), recorded)
+            if ranks.first_does(lambda: open_run(place, keys, files, options.force)):
+                say(f"{place}: resuming")
+            logs = logs_of(options.logs)
+            run = stack.enter_context(Run(place, plan, ranks, options.checkpoint_minutes, options.keep, logs))
             if ranks.count == 1:  # no rank holds more than its shard
-                write_initial(options.place, model)
-        setup = Setup(model, options.place, options.seed, ranks, lambda: computing_in(model, precision, ranks), load)
+                write_initial(place, model)
+        setup = Setup(model, place, options.seed, ranks, lambda: computing_in(model, precision, ranks), load)
         objective, source = objective.prepare(source, setup)
         return Job(task, options, plan, ranks, source, objective, model, base, run, interrupted, say)
 
     def train(self) -> TrainingRun:
         """Train, write the model, and return it with its metrics and a sample."""
-        task, source, ranks, place = self.task, self.source, self.ranks, self.options.place
+        task, source, ranks, place, sample = self.task, self.source, self.ranks, self.options.place, self.options.sample
+        sampling = Sampling(temperature=sample.temperature, seed=self.options.seed)
         history = train_loop(
             self.model,
             source.batch,
@@ -201,7 +116,7 @@ class Job:
             self.interrupted,
             self.run,
             ranks,
-            self._samples(),
+            self._samples(sampling),
             source.where,
             self._speed(),
         )
@@ -213,26 +128,21 @@ class Job:
                 else:
                     self.run.write_adapter(task.adapter, Base(str(task.start.place), self.base))
                 ranks.first_does(lambda: plot_losses(history, place / PLOT_FILE, task.title, self.say))
-        sample = self.options.sample
         result = TrainingRun(task.name, self.model, source.tokenizer, tuple(history), stopped, place, prompt=sample.prompt)
         if not task.kind.generates or source.tokenizer is None:
             return result
         bits = source.bits_per_byte(result.held_out_loss or math.nan)
         if ranks.count > 1 or stopped:  # a model over several ranks is sampled from its directory
             return dc.replace(result, held_out_bits_per_byte=bits)
-        text = sample_text(self.model, source.tokenizer, sample.prompt, sample.sample, self._sampling, self.say)
+        text = sample_text(self.model, source.tokenizer, sample.prompt, sample.sample, sampling, self.say)
         return dc.replace(result, held_out_bits_per_byte=bits, sample=text)
 
-    @property
-    def _sampling(self) -> Sampling:
-        return Sampling(temperature=self.options.sample.temperature, seed=self.options.seed)
-
-    def _samples(self) -> Samples | None:
+    def _samples(self, sampling: Sampling) -> Samples | None:
         sample, tokenizer, place = self.options.sample, self.source.tokenizer, self.options.place
         if not sample.sample_every or tokenizer is None:
             return None
         path = None if place is None else place / SAMPLES_FILE
-        return Samples(tokenizer, sample.prompt, sample.sample, self._sampling, sample.sample_every, path, self.say)
+        return Samples(tokenizer, sample.prompt, sample.sample, sampling, sample.sample_every, path, self.say)
 
     def _speed(self) -> Any:
         if self.task.kind.reads != "text" or self.task.spec.encoder is not None:
@@ -309,29 +219,6 @@ def _keys(task: Task, options: JobOptions, plan: Plan, source: Source) -> dict[s
         **vars(options.parallel),
         **vars(options.sample),
     }
-
-
-def _open_run(
-    options: JobOptions,
-    plan: Plan,
-    ranks: Ranks,
-    keys: Mapping[str, Any],
-    recorded: Mapping[str, Any],
-    files: Mapping[str, str | bytes],
-    say: Callable[[str], None],
-) -> Run:
-    """Prepare the directory of a run, or open that of a run with these settings."""
-    place = options.place
-    assert place is not None, "a run has a directory"
-    if ranks.first_does(lambda: open_run(place, run_data(keys, recorded), files, options.force)):
-        say(f"{place}: resuming")
-    return Run(place, plan, ranks, options.checkpoint_minutes, options.keep, logs_of(options.logs))
-
-
-def last_step(steps: int | None, tokens: float | str | None, per_step: int) -> int | None:
-    """Return the number of steps of a run, where steps or tokens end it."""
-    ends = [steps, None if tokens is None else math.ceil(read_count(tokens) / per_step)]
-    return min((end for end in ends if end is not None), default=None)
 
 
 def chosen_precision(choice: PrecisionChoice, place: Path | None) -> Precision:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses as dc
+import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from dovetail.api.arguments import Changes, NamedSpec, SpecLike, read_spec
+from dovetail.core.count import read_count
 from dovetail.core.errors import FileError, UsageError
 from dovetail.core.fold import Declared, declared
 from dovetail.core.part import plain
@@ -24,6 +26,7 @@ from dovetail.decoding.generation import Vocabulary
 from dovetail.disk.checksum import data_sha256, file_sha256
 from dovetail.disk.model_files import QUANTIZATION_FILE, RUN_FILE, TOKENIZER_FILE
 from dovetail.disk.untrusted import PICKLES, Directory
+from dovetail.files.model_dir import must_be_free
 from dovetail.files.spec import SPEC_FILE
 from dovetail.hf.load import opened, origin
 from dovetail.hf.vocabulary import class_names, read_vocabulary
@@ -32,12 +35,25 @@ from dovetail.model import Model
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.checkpoint import CHECKPOINTS, Checkpoints, read_manifest
 from dovetail.training.export import check_checkpoint, checkpoint_pieces
+from dovetail.training.metrics import LogKind
 from dovetail.training.objective import Objective
+from dovetail.training.plan import (
+    ADAPTER_RATE,
+    ComputeOptions,
+    OptimizerOptions,
+    ParallelOptions,
+    Plan,
+    SampleOptions,
+    ScheduleOptions,
+)
+from dovetail.training.source import TokenizerKind
 from dovetail.training.task import objective_kind, reads_of, spec_for
 from dovetail.training.trainable import weights_named
 from dovetail.weights.adapters.attach import read_adapter
 from dovetail.weights.adapters.kind import AdapterKind
 from dovetail.weights.surgery.resize import with_tied_scale
+
+MINUTES = 5.0  # of a run without an end
 
 
 @dc.dataclass(frozen=True)
@@ -158,6 +174,84 @@ class Task:
         """The title of a plot: llama-tiny on plays.txt."""
         data = next((value for name, value in self.files.items() if name != "data" and value), None)
         return f"{self.name} on {Path(data or self.files['data'][0]).name}"
+
+
+@dc.dataclass(frozen=True)
+class JobOptions:
+    """How a task is trained: the options of `train` that are not its task, under their names."""
+
+    steps: int | None
+    minutes: float | None
+    epochs: float | None
+    tokens: float | str | None
+    batch: int
+    length: int
+    tokenizer: TokenizerKind
+    learning_rate: float | None
+    schedule: ScheduleOptions
+    optimizer: OptimizerOptions
+    compute: ComputeOptions
+    parallel: ParallelOptions
+    sample: SampleOptions
+    seed: int
+    evals: int
+    out: str | Path | None
+    force: bool
+    checkpoint_minutes: float
+    keep: int
+    log: LogKind | Sequence[LogKind]
+    recorded: Mapping[str, Any] | None
+    quiet: bool
+
+    @staticmethod
+    def read(arguments: Mapping[str, Any]) -> JobOptions:
+        """Take the options from the arguments of `train`."""
+        return JobOptions(**{field.name: arguments[field.name] for field in dc.fields(JobOptions)})
+
+    def __post_init__(self) -> None:
+        if self.parallel.ring and self.parallel.sequence == 1:
+            raise UsageError("--ring: there is one chunk of every row; also give --sequence")
+        if not self.sample.prompt:
+            raise UsageError("--prompt: give at least one character")
+        if self.length % self.parallel.sequence:
+            remedy = f"does not divide sequences of {self.length} tokens; change --length"
+            raise UsageError(f"--sequence: {self.parallel.sequence} {remedy}")
+        if self.logs and self.place is None:
+            raise UsageError("--log: give a directory to train in (-o)")
+        if self.place is not None and not (self.place / RUN_FILE).is_file():
+            must_be_free(self.place, self.force)
+
+    @property
+    def place(self) -> Path | None:
+        """The directory to train in."""
+        return None if self.out is None else Path(self.out)
+
+    @property
+    def logs(self) -> tuple[LogKind, ...]:
+        """The further logs of metrics."""
+        return (self.log,) if isinstance(self.log, str) else tuple(self.log)
+
+    def plan(self, task: Task) -> Plan:
+        """The plan of the run; `epochs` are counted when the data is read."""
+        if self.tokens is not None and task.kind.reads != "text":
+            raise UsageError(f"--tokens: the rows of --{task.kind.reads} differ in length; give --steps or --minutes")
+        ends = [self.steps, None if self.tokens is None else math.ceil(read_count(self.tokens) / (self.batch * self.length))]
+        end = min((steps for steps in ends if steps is not None), default=None)
+        if self.epochs is not None and task.kind.reads == "text":
+            raise UsageError("--epochs: are of rows; give --steps or --tokens")
+        rate = Plan.learning_rate * (1 if task.adapter is None else ADAPTER_RATE)
+        try:
+            return Plan(
+                steps=end,
+                minutes=MINUTES if self.minutes is None and end is None else self.minutes,
+                learning_rate=rate if self.learning_rate is None else self.learning_rate,
+                seed=self.seed,
+                evals=self.evals,
+                quiet=self.quiet,
+                **{**vars(self.schedule), **vars(self.optimizer), **vars(self.compute)},
+            )
+        except ValueError as error:
+            raise UsageError(f"--{error}") from error
 
 
 def read_task(

@@ -30,7 +30,8 @@ EPOCHS = 1.0  # where the run has no other end
 
 @dc.dataclass(frozen=True)
 class TuningOptions(OptionGroup):
-    """Settings of the methods; each has defaults of its own."""
+    """Settings of the methods; each has defaults of its own. `reward` is the name of a registered reward
+    (`dovetail.training.rewards.REWARDS`), a function (prompt, completion, row) -> float, or its path "module:function"."""
 
     template: Annotated[str | None, TEMPLATE] = None
     beta: Annotated[float | None, Option("dpo, ipo, orpo, kto: the strength of the reference (default: 0.1).")] = None
@@ -64,10 +65,7 @@ def tune(
         Literal["sft", "dpo", "ipo", "orpo", "kto", "reward", "grpo", "distill"], Option("How it is tuned.")
     ] = "sft",
     *,
-    adapter: Annotated[
-        str | Mapping[str, Any] | None,
-        Option("Train an adapter of this kind (lora …) and leave the other weights as they are."),
-    ] = None,
+    adapter: Annotated[str | Mapping[str, Any] | None, Option("Train an adapter (lora …) on the frozen weights.")] = None,
     only: Annotated[str | Sequence[str], ONLY] = (),
     out: Annotated[str | Path | None, OutDir("The run directory to write (default: MODEL-METHOD).", short="-o")] = None,
     force: Annotated[bool, Option("Replace an existing run.")] = False,
@@ -103,12 +101,8 @@ def tune(
     Strings are plain text; messages are rendered by the model's chat template, or by `template`: a file, or "plain". Only
     answers are learned, with the token that ends them. The run ends after `epochs` (1 by default), `steps` or `minutes`. With
     an `adapter` the other weights stay unchanged, and the default learning rate is ten times as large; with `only`, those that
-    no pattern matches (prefix tuning: `layers.*.mixer.prefix_*`).
-
-    `beta` is the strength of the reference in dpo, ipo, orpo and kto. Of grpo: `group` answers per prompt, of `max_tokens`
-    tokens at most, sampled at `temperature`; `clip_ratio` bounds a step, `kl` weighs the divergence from the initial weights.
-    `reward` is the name of a registered reward (`dovetail.training.rewards.REWARDS`), a function (prompt, completion, row) ->
-    float, or its import path "module:function". `out` is a run directory as of `train`; the same call again resumes it.
+    no pattern matches (prefix tuning: `layers.*.mixer.prefix_*`). `options` are settings of the method. `out` is a run
+    directory as of `train`; the same call again resumes it.
     """
     from dovetail.training.task import TUNING
 
