@@ -15,11 +15,10 @@ from dovetail.api.arguments import Changes, SpecLike, read_spec, silent
 from dovetail.api.law_results import LawsResult, ModelLaws, SuiteLaws, law_row, spec_row
 from dovetail.api.options import InDir, RunDtype, Seed, Sets, Spec, Swaps
 from dovetail.core.dtypes import dtype_name
-from dovetail.core.errors import SpecError, UsageError
+from dovetail.core.errors import SpecError, UsageError, printable
 from dovetail.core.extensions import load_parts
 from dovetail.core.option import Option
 from dovetail.core.option_group import OptionGroup, accepts_groups
-from dovetail.core.printable import printable
 
 if TYPE_CHECKING:
     from dovetail.proof.laws.law import Outcome

@@ -17,10 +17,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from dovetail.api.result import Result
-from dovetail.core.errors import SpecError
+from dovetail.core.errors import SpecError, names_or_nearest
 from dovetail.core.option import Option
 from dovetail.core.part import KINDS, Part, default_of, field_types, plain
-from dovetail.core.suggest import names_or_nearest
 from dovetail.views.console import plain_table
 
 

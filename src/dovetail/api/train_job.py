@@ -25,10 +25,10 @@ from dovetail.decoding.generation import Sampling
 from dovetail.disk.model_files import PLOT_FILE, RUN_FILE, SAMPLES_FILE
 from dovetail.files.spec import SPEC_FILE, to_yaml
 from dovetail.text.tokenizer import Tokenizer
-from dovetail.training.interrupt import Interrupt
-from dovetail.training.loop import train as train_loop
-from dovetail.training.metrics import StepMetrics, logs_of
+from dovetail.training.loop import Interrupt, train as train_loop
+from dovetail.training.metrics import StepMetrics, faster_precision, logs_of, speed_of
 from dovetail.training.objective import Objective, Setup, TuningData
+from dovetail.training.optim import train_only
 from dovetail.training.plan import (
     Plan,
     Precision,
@@ -40,10 +40,8 @@ from dovetail.training.run import Run, open_run
 from dovetail.training.samples import Samples, check_samples, sample_text
 from dovetail.training.settings import check_recorded, read_run, run_data
 from dovetail.training.source import Shape, Source, TokenizerKind
-from dovetail.training.speed import faster_precision, speed_of
 from dovetail.training.step import DTYPES, computing_in
 from dovetail.training.task import generation_files, read_source
-from dovetail.training.trainable import train_only
 from dovetail.transformer import Transformer
 from dovetail.views.curve import draw_losses
 from dovetail.weights.adapters.attach import Applied, attach, match

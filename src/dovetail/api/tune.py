@@ -10,10 +10,9 @@ from typing import Annotated, Any, Literal
 from dovetail.api.options import ONLY, TEMPLATE, BatchSize, InDir, InFile, Length, NewTokens, OutDir, Seed, Steps
 from dovetail.api.train import train
 from dovetail.api.training_run import TrainingRun
-from dovetail.core.errors import UsageError
+from dovetail.core.errors import UsageError, names_or_nearest
 from dovetail.core.option import Option
 from dovetail.core.option_group import OptionGroup, accepts_groups
-from dovetail.core.suggest import names_or_nearest
 from dovetail.training.plan import (
     ADAPTER_RATE,
     ComputeOptions,
@@ -23,7 +22,7 @@ from dovetail.training.plan import (
     ScheduleKind,
     ScheduleOptions,
 )
-from dovetail.training.rewards import REWARDS, Reward, imported_reward, register_reward
+from dovetail.training.rollout import REWARDS, Reward, imported_reward, register_reward
 
 EPOCHS = 1.0  # where the run has no other end
 
@@ -31,7 +30,7 @@ EPOCHS = 1.0  # where the run has no other end
 @dc.dataclass(frozen=True)
 class TuningOptions(OptionGroup):
     """Settings of the methods; each has defaults of its own. `reward` is the name of a registered reward
-    (`dovetail.training.rewards.REWARDS`), a function (prompt, completion, row) -> float, or its path "module:function"."""
+    (`dovetail.training.rollout.REWARDS`), a function (prompt, completion, row) -> float, or its path "module:function"."""
 
     template: Annotated[str | None, TEMPLATE] = None
     beta: Annotated[float | None, Option("dpo, ipo, orpo, kto: the strength of the reference (default: 0.1).")] = None
