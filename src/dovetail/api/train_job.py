@@ -20,7 +20,7 @@ from dovetail.core.errors import install_command
 from dovetail.core.fold import parameters
 from dovetail.core.memory import check_memory
 from dovetail.core.part import plain
-from dovetail.core.termination import delaying
+from dovetail.core.termination import Interrupt, delaying
 from dovetail.decoding.generation import Sampling
 from dovetail.disk.model_files import PLOT_FILE, RUN_FILE, SAMPLES_FILE
 from dovetail.files.spec import SPEC_FILE, to_yaml
