@@ -25,7 +25,7 @@ from dovetail.decoding.generation import Sampling
 from dovetail.disk.model_files import PLOT_FILE, RUN_FILE, SAMPLES_FILE
 from dovetail.files.spec import SPEC_FILE, to_yaml
 from dovetail.text.tokenizer import Tokenizer
-from dovetail.training.loop import Interrupt, train as train_loop
+from dovetail.training.loop import train as train_loop
 from dovetail.training.metrics import StepMetrics, faster_precision, logs_of, speed_of
 from dovetail.training.objective import Objective, Setup, TuningData
 from dovetail.training.optim import train_only
