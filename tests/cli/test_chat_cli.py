@@ -40,6 +40,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_turn_is_traced_and_patched(place: Path) -> None:
+    """The traced answer is that of a fork without listeners; a patch holds for one turn."""
+    plain, looked = dt.chat(place, max_tokens=8), dt.chat(place, max_tokens=8)
+    seen = dt.look.Trace("layers.1.in[pos=-1]", "head.logits")
+    first = [plain.ask("why?").tokens, looked.ask("why?", trace=seen).tokens]
+    assert first[0] == first[1]
+    assert seen["layers.1.in"].shape == (1, 1, 28)
+    assert len(seen["head.logits"][0]) == len(first[0])
+    second = [plain.ask("it was?").tokens, looked.ask("it was?", patch={"layers.*.in[step=1:]": 0.0}).tokens]
+    assert second[0][0] == second[1][0]
+    assert second[0] != second[1]
+
+
 def test_a_turn_sees_all_turns_before_it_and_computes_its_own_tokens(place: Path) -> None:
     talk = dt.chat(place, system="be brief", max_tokens=20)
     heard: list[str] = []
