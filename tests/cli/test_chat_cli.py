@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import dovetail as dt
 from dovetail.cli import main
@@ -48,6 +49,9 @@ def test_a_turn_is_traced_and_patched(place: Path) -> None:
     assert first[0] == first[1]
     assert seen["layers.1.in"].shape == (1, 1, 28)
     assert len(seen["head.logits"][0]) == len(first[0])
+    model = dt.load(place)
+    both = model.trace(["why? it was", "why?"], "layers.1.in[pos=-1]")["layers.1.in"]
+    torch.testing.assert_close(both[1:], model.trace(["why?"], "layers.1.in[pos=-1]")["layers.1.in"], rtol=1e-4, atol=1e-5)
     second = [plain.ask("it was?").tokens, looked.ask("it was?", patch={"layers.*.in[step=1:]": 0.0}).tokens]
     assert second[0][0] == second[1][0]
     assert second[0] != second[1]
