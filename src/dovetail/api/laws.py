@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses as dc
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from dovetail.api.arguments import Changes, SpecLike, read_spec, silent
-from dovetail.api.law_results import LawsResult, ModelLaws, SuiteLaws, law_row, spec_row
+from dovetail.api.law_results import LawsResult, ModelLaws, SuiteLaws
 from dovetail.api.options import InDir, RunDtype, Seed, Sets, Spec, Swaps
+from dovetail.api.result import Event, Watch, unwatched
 from dovetail.core.dtypes import dtype_name
 from dovetail.core.errors import SpecError, UsageError
 from dovetail.core.extensions import load_parts
 from dovetail.core.option import Option
 from dovetail.core.printable import printable
+from dovetail.views.blocks import styled
+from dovetail.views.laws import law_row, spec_row
 
 if TYPE_CHECKING:
     from dovetail.proof.laws.law import Outcome
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int, str], None]  # (done, in all, the current law or the last failure)
 Announce = Callable[[str], None]
-Shown = Callable[[RenderableType], None]
 SEEDS = 3  # of weights and inputs, on one spec: some bugs, and some wrong laws, show with few
 # the options that each way of running takes; any other is refused there
 TAKES = {
@@ -99,7 +99,7 @@ def laws(
     against: Annotated[str | None, Option("On a server with speculation: the URL of one with the same model, without.")] = None,
     announce: Announce | None = None,
     progress: Progress | None = None,
-    shown: Shown | None = None,
+    watch: Watch = unwatched,
 ) -> LawsResult:
     """Check the laws, and return what failed.
 
@@ -113,8 +113,8 @@ def laws(
     `http://HOST/v1` is a running OpenAI-compatible server. `model` is its name there, `key` is sent as a bearer token,
     `tokenizer` is a directory for a server that takes only text, `dtype` the dtype in which it computes, if known, `exact` says
     that it promises batch invariance, and `against` is a second server without speculation. `announce` gets one line, before
-    the first law, with the number of requests and tokens and the estimated time. `shown` gets each result as soon as it is
-    known, as something that rich renders. An option that the chosen way of running does not use is refused.
+    the first law, with the number of requests and tokens and the estimated time. `watch` gets each result as soon as it
+    is known. An option that the chosen way of running does not use is refused.
     """
     from dovetail.files.spec import to_yaml
     from dovetail.proof.laws.suite import known_laws
@@ -140,9 +140,9 @@ def laws(
         raise UsageError(f"{flag}: is not used on {way}; leave it out")
     if seeds is not None and seeds < 1:
         raise UsageError(f"--seeds: is {seeds}; the minimum is 1")
-    report, show = progress or silent, shown or _unseen
+    report = progress or silent
     if spec is None:
-        return _on_all(quick, seed, report, record, known_laws(only), show)
+        return _on_all(quick, seed, report, record, known_laws(only), watch)
     names = kind.laws.names(only)  # before anything is opened
     if isinstance(spec, str) and kind is SERVER:
         if against is not None and kind_of(against) is not SERVER:
@@ -157,11 +157,11 @@ def laws(
             against=against,
             seed=seed,
         )
-        return _on_server(spec, case, names, announce or _unheard, report, show)
+        return _on_server(spec, case, names, announce or _unheard, report, watch)
     if isinstance(spec, str) and kind is not SPEC:
-        return _on_subject(kind.open(spec, seed=seed, as_is=as_is), kind, names, report, show)
+        return _on_subject(kind.open(spec, seed=seed, as_is=as_is), kind, names, report, watch)
     name, changed, _ = read_spec(spec).after(set, swap)
-    return _on_subject(spec_subject(name, to_yaml(changed), seed, seeds or SEEDS), SPEC, names, report, show)
+    return _on_subject(spec_subject(name, to_yaml(changed), seed, seeds or SEEDS), SPEC, names, report, watch)
 
 
 def _way(spec: SpecLike | None, kind: SubjectKind) -> str:
@@ -174,32 +174,33 @@ def _way(spec: SpecLike | None, kind: SubjectKind) -> str:
 
 
 def _on_all(
-    quick: bool, seed: int, progress: Progress, record: str | Path | None, only: Sequence[str], show: Shown
+    quick: bool, seed: int, progress: Progress, record: str | Path | None, only: Sequence[str], watch: Watch
 ) -> SuiteLaws:
     from dovetail.proof.laws.suite import run_suite
 
     numbers = itertools.count(1)
-    report = run_suite(
-        quick, seed, progress, record=record, only=only, tested=lambda outcomes: show(spec_row(next(numbers), outcomes))
-    )
+
+    def tested(outcomes: Sequence[Outcome]) -> None:
+        number = next(numbers)
+        data = {"spec": number, "laws": [dc.asdict(outcome) for outcome in outcomes]}
+        watch(Event("spec", data, spec_row(number, outcomes)))
+
+    report = run_suite(quick, seed, progress, record=record, only=only, tested=tested)
     data = report.data()
     if quick:
         data.pop("pairs_covered")  # a few specs do not cover the pairs
     return SuiteLaws(data)
 
 
-def _on_subject(subject: Subject, kind: SubjectKind, names: Sequence[str], progress: Progress, show: Shown) -> ModelLaws:
+def _on_subject(subject: Subject, kind: SubjectKind, names: Sequence[str], progress: Progress, watch: Watch) -> ModelLaws:
     rows: list[Outcome] = []
-    show(Text(subject.title, "bold"))
+    watch(Event("model", {"model": subject.title, "laws": list(names)}, styled((subject.title, "bold"))))
     for i, law in enumerate(names):
         progress(i, len(names), law)
         rows.append(subject.test(law))
-        show(law_row(rows[-1], kind.statements))
+        row = law_row(rows[-1], kind.statements[law], max(map(len, kind.statements)))
+        watch(Event("law", dc.asdict(rows[-1]), row))
     return ModelLaws(subject.title, tuple(rows), kind.statements, subject.about)
-
-
-def _unseen(result: RenderableType) -> None:
-    """Show nothing."""
 
 
 def _unheard(line: str) -> None:
@@ -207,20 +208,18 @@ def _unheard(line: str) -> None:
 
 
 def _on_server(
-    url: str, case: served.Served, names: Sequence[str], announce: Announce, progress: Progress, show: Shown
+    url: str, case: served.Served, names: Sequence[str], announce: Announce, progress: Progress, watch: Watch
 ) -> ModelLaws:
     from dovetail.proof.served import run as served
     from dovetail.proof.subjects import SERVER, server_subject
 
     plan = served.planned(case, names)
     announce(f"{printable(url)}: {plan.line()}")
-    asked, law = case.client.requests, "the server's own noise"
-    case.client.sent = lambda: progress(min(case.client.requests - asked, plan.requests), plan.requests, law)
-    subject = server_subject(url, served.calibrated(case))
-    rows: list[Outcome] = []
-    show(Text(subject.title, "bold"))
-    for law in names:
-        rows.append(subject.test(law))
-        show(law_row(rows[-1], SERVER.statements))
-    about = {**subject.about, "announced": plan.data(), "requests": case.client.requests}
-    return ModelLaws(subject.title, tuple(rows), SERVER.statements, about)
+    asked, current = case.client.requests, ["the server's own noise"]
+
+    def at(done: int, known: int, law: str) -> None:
+        current[0] = law
+
+    case.client.sent = lambda: progress(min(case.client.requests - asked, plan.requests), plan.requests, current[0])
+    result = _on_subject(server_subject(url, served.calibrated(case)), SERVER, names, at, watch)
+    return dc.replace(result, about={**result.about, "announced": plan.data(), "requests": case.client.requests})

@@ -68,6 +68,7 @@ from dovetail.training.plan import (
     ScheduleKind,
 )
 from dovetail.training.settings import check_recorded, run_data
+from dovetail.views.progress import TrainingProgress
 
 if TYPE_CHECKING:
     from dovetail.transformer import Transformer
@@ -367,9 +368,10 @@ def train(
         speed = None
         if kind.reads == "text" and changed.encoder is None:  # where every token of a batch is multiplied by the same weights
             speed = speed_of(changed, length, DTYPES[chosen] or torch.float32, model.device, ranks.count)
-        history = train_loop(
-            model, source.batch, learned, plan, source.held_out, interrupted, run, ranks, samples, source.where, speed
-        )
+        with TrainingProgress(plan.quiet) as show:
+            history = train_loop(
+                model, source.batch, learned, plan, source.held_out, interrupted, run, ranks, samples, source.where, speed, show
+            )
         stopped = ranks.any(interrupted.received)  # Ctrl-C may have reached one rank alone
         if run is not None and place is not None:
             with delaying():

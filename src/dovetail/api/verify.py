@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import dataclasses as dc
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import RenderableType
-
 from dovetail.api.arguments import silent
 from dovetail.api.options import InFile, Length, RunDtype, Seed
 from dovetail.api.record import STEPS
-from dovetail.api.result import PageResult
+from dovetail.api.result import Event, Result, Watch, unwatched
 from dovetail.core.dtypes import dtype_of
 from dovetail.core.errors import FileError, SpecError, UsageError
 from dovetail.core.limits import ANSWER_SECONDS
 from dovetail.core.option import Option
+from dovetail.views.blocks import View
 from dovetail.views.page import Page
 
 if TYPE_CHECKING:
     import torch
 
-    from dovetail.proof.compare.check import Verdict
+    from dovetail.proof.compare.check import Pass, Verdict
     from dovetail.proof.compare.comparison import Status
     from dovetail.proof.compare.opening import SideLike
     from dovetail.proof.compare.prompt import Prompt
-    from dovetail.proof.compare.server import ServerVerdict
+    from dovetail.proof.compare.server import ServerRow, ServerVerdict
     from dovetail.proof.compare.sides import Side
     from dovetail.proof.rollouts.verdict import RolloutStatus, RolloutVerdict
     from dovetail.text.tokenizer import Tokenizer
@@ -37,7 +37,7 @@ SERVER = ("http://", "https://")
 
 
 @dc.dataclass(frozen=True, repr=False)
-class Verification(PageResult):
+class Verification(Result):
     """The verdict: `status` is equal, rounding, structural or non-finite; of rollouts also sampling or stale."""
 
     verdict: Verdict | ServerVerdict | RolloutVerdict
@@ -61,13 +61,13 @@ class Verification(PageResult):
     def to_dict(self) -> dict[str, Any]:
         return self.verdict.data()
 
-    def view(self, width: int) -> RenderableType:
+    def view(self, width: int) -> View:
         return self._shown()[0]()
 
     def page(self) -> Page:
         return Page(f"verify: {self.status}", self._shown()[1]())
 
-    def _shown(self) -> tuple[Callable[[], RenderableType], Callable[[], str]]:
+    def _shown(self) -> tuple[Callable[[], View], Callable[[], str]]:
         """The verdict on a terminal, and the content of its page."""
         from dovetail.proof.compare.server import ServerVerdict
         from dovetail.proof.rollouts.verdict import RolloutVerdict
@@ -142,6 +142,7 @@ def verify(
     why: Annotated[bool, Option("Search for the cause of a difference.")] = True,
     every: Annotated[bool, Option("A line per tap in every layer.")] = False,
     progress: Callable[[str], None] | None = None,
+    watch: Watch = unwatched,
 ) -> Verification:
     """Compare two implementations on the same prompts, tap by tap, in their own dtype and in float64.
 
@@ -155,7 +156,8 @@ def verify(
     its answers may take. `why` searches for the cause of a difference.
 
     With `rollouts`, a file of what a sampler recorded, there is no second side: the gap between its log-probs and those of `a`
-    is explained; `older` are earlier checkpoints that may have sampled it.
+    is explained; `older` are earlier checkpoints that may have sampled it. `progress` is called with a line per step, and
+    `watch` with the result of each pass, or prompt of a server, as soon as it is known.
     """
     from dovetail.proof.compare.check import verify as verify_sides
     from dovetail.proof.compare.dump import Dump
@@ -165,6 +167,7 @@ def verify(
     from dovetail.proof.compare.server import compare_server
 
     report_step = progress or silent
+    on_pass, on_row = _watching(watch)
     dtype = None if dtype is None else dtype_of(dtype)
     if isinstance(a, str) and a.startswith(SERVER):
         raise FileError(f"{a}: a server can be the second side only; the first must be run here")
@@ -185,11 +188,13 @@ def verify(
     if isinstance(b, str) and b.startswith(SERVER):
         side = local(a, pairs)
         read = _prompt(texts, random, tokenizer, side)
-        verdict = compare_server(side, b, read, model=model, tokenizer=tokenizer, seconds=timeout, progress=report_step)
+        verdict = compare_server(
+            side, b, read, model=model, tokenizer=tokenizer, seconds=timeout, progress=report_step, watch=on_row
+        )
         return Verification(verdict)
     if isinstance(b, str) and b.startswith(DUMP):
         side = local(a, pairs)
-        return Verification(verify_dump(side, Dump(b.removeprefix(DUMP)), why=why, progress=report_step), every)
+        return Verification(verify_dump(side, Dump(b.removeprefix(DUMP)), why=why, progress=report_step, watch=on_pass), every)
     if isinstance(b, str) and b.partition(":")[0] in engines():
         engine, _, where = b.partition(":")
         side = local(a, pairs)
@@ -197,11 +202,27 @@ def verify(
         name = "float32" if dtype is None else str(dtype).removeprefix("torch.")
         report_step(f"recording {b}")
         with recorded(engine, where, ids, steps=STEPS if decode else 0, dtype=name, python=python) as dump:
-            return Verification(verify_dump(side, dump, why=why, progress=report_step), every)
+            return Verification(verify_dump(side, dump, why=why, progress=report_step, watch=on_pass), every)
     first, second = pair(a, b, pairs)
     read = _prompt(texts, random, tokenizer, first, second)
-    verdict = verify_sides(first, second, read, dtype=dtype, why=why, decode=decode, longest=longest, progress=report_step)
+    verdict = verify_sides(
+        first, second, read, dtype=dtype, why=why, decode=decode, longest=longest, progress=report_step, watch=on_pass
+    )
     return Verification(verdict, every)
+
+
+def _watching(watch: Watch) -> tuple[Callable[[Pass], None], Callable[[ServerRow], None]]:
+    """Return what is called with each pass over two sides, and with each prompt of a server."""
+    from dovetail.views.server_verdict import row_line
+    from dovetail.views.verdict import pass_line
+
+    numbers = itertools.count()
+
+    def on_row(row: ServerRow) -> None:
+        number = next(numbers)
+        watch(Event("prompt", {"prompt": number, **row.data()}, row_line(number, row)))
+
+    return lambda one: watch(Event("pass", one.data(), pass_line(one))), on_row
 
 
 def _rollouts(

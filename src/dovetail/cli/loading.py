@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rich.progress import DownloadColumn, TransferSpeedColumn
-
-from dovetail.cli.bar import delayed_bar
 from dovetail.cli.output import print_error
+from dovetail.views.progress import delayed_bar
 
 if TYPE_CHECKING:
     from dovetail.hf.load import Watch
@@ -23,7 +21,7 @@ def shown_loading(name: str) -> Iterator[Watch]:
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default", DroppedTensors)
-        with delayed_bar("reading {task.description}", name, DownloadColumn(), TransferSpeedColumn(), ends=True) as watch:
+        with delayed_bar("reading {task.description}", name, ends=True) as watch:
             yield watch
     for warning in caught:
         print_error(f"{name}: {warning.message}")

@@ -11,11 +11,9 @@ large activations finer steps. With --text the perplexity is measured on the las
 
 from __future__ import annotations
 
-from rich.progress import MofNCompleteColumn, TimeElapsedColumn
-
-from dovetail.cli.bar import delayed_bar
 from dovetail.cli.command import Options, beside, call
 from dovetail.cli.printing import print_result
+from dovetail.views.progress import delayed_bar
 
 
 def run(given: Options, json: bool) -> int:
@@ -23,5 +21,5 @@ def run(given: Options, json: bool) -> int:
     from dovetail.api.quantize import quantize
 
     out = given.get("out") or beside(given["model"], "quantized")
-    with delayed_bar("{task.description}", "calibrating", MofNCompleteColumn(), TimeElapsedColumn()) as on_step:
+    with delayed_bar("{task.description}", "calibrating", counts=True) as on_step:
         return print_result(call(quantize, {**given, "out": out, "on_step": on_step}), json)
