@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.core.keywords import checks_keywords
 from dovetail.core.option import checks_options, names_options
+from dovetail.core.option_group import accepts_groups
 
 __version__ = "0.1.0"
 
@@ -115,7 +116,7 @@ def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
         public = getattr(importlib.import_module(_PUBLIC[name]), name)
         if not isinstance(public, type):  # classes are decorated where they stand
-            public = names_options(checks_keywords(checks_options(public)))
+            public = names_options(accepts_groups(checks_keywords(checks_options(public))))
         globals()[name] = public
         return globals()[name]
     if name == "parts":  # the package of part classes: dt.parts.Attention

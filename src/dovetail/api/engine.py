@@ -19,12 +19,13 @@ from typing import TypeVar
 
 import torch
 
+from dovetail.api.engine_options import EngineOptions
 from dovetail.api.models import load
 from dovetail.core.errors import DovetailError, UsageError
 from dovetail.core.finite import check_weights
 from dovetail.core.keywords import checks_keywords
 from dovetail.core.limits import QUEUED
-from dovetail.decoding.embedding import Embedder, Pooling
+from dovetail.decoding.embedding import Embedder
 from dovetail.decoding.generation import Vocabulary, generates
 from dovetail.hf.adapter import family_of, read_any
 from dovetail.serving.draft_ahead import own_drafter
@@ -35,33 +36,12 @@ from dovetail.serving.process import Loop
 from dovetail.serving.speculate import Drafter, DraftModel, PromptLookup
 from dovetail.serving.wire import encode
 from dovetail.serving.worker import ProcessClient, start_process
-from dovetail.state.quantized import CacheFormat
 from dovetail.text.grammar import Grammars
 from dovetail.transformer import Transformer
 from dovetail.weights.adapters.storage import Stored, check_base
 
 E = TypeVar("E", Engine, PooledEngine)
 TRACEBACK = 4000  # characters
-
-
-@checks_keywords
-@dc.dataclass(frozen=True)
-class EngineOptions:
-    """How a model directory is served, as plain data: a server's process hands it to the process of its engine."""
-
-    rows: int = 8  # continuations that run at once
-    longest: int = 4096  # tokens of a prompt and its continuation together
-    budget: int = 512  # tokens per step of the model
-    pages: int | None = None  # of the KV cache; None: enough for all rows
-    cache: CacheFormat | None = None  # None: the dtype of the model
-    share: bool = True  # keep the KV cache of prompts for later requests that begin alike
-    speculate: str | None = None  # `lookup`, `mtp`, or the directory of a smaller model with the same vocabulary
-    drafts: int = 4  # tokens that are guessed at once; with mtp one per depth at most
-    compiled: bool = False  # decode by a compiled graph, which is made first, and holds the weights a second time
-    dtype: str | None = None  # None: that of the files
-    threads: int | None = None
-    pooling: Pooling | None = None  # of embeddings; None: that of the model's head
-    adapters: Mapping[str, str] = dc.field(default_factory=dict[str, str])  # directories by the names that requests give
 
 
 def load_engine(directory: str | Path, options: EngineOptions = EngineOptions()) -> Engine | PooledEngine:

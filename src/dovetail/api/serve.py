@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses as dc
 import importlib.util
 import ipaddress
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -11,40 +12,31 @@ from socket import socket
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from dovetail import __version__
+from dovetail.api.engine_options import EngineOptions
 from dovetail.api.options import (
     ALLOW_HOST,
     API_KEY,
     API_KEY_FILE,
-    BUDGET,
-    COMPILED,
     CONNECTIONS,
     HOST,
-    LONGEST,
-    POOLING,
     PORT,
     RESTART,
-    ROWS,
     SERVED,
     SERVED_ADAPTER,
-    SERVED_DTYPE,
     SERVED_NAME,
-    SHARE,
-    SPECULATE,
     InDir,
     InFile,
 )
 from dovetail.core.errors import FileError, UsageError, install_command
 from dovetail.core.limits import ADDRESS_CONNECTIONS, QUEUED
 from dovetail.core.option import Option
+from dovetail.core.option_group import accepts_groups
 from dovetail.disk.untrusted import Directory, read_regular
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI  # of the extra `serve`
+
     from dovetail.serving.client import LogFormat
-
-if TYPE_CHECKING:  # of the extra `serve`
-    from fastapi import FastAPI
-
-    from dovetail.api.engine import EngineOptions
     from dovetail.serving.http.options import Options
     from dovetail.serving.worker import ProcessClient
 
@@ -52,6 +44,7 @@ PACKAGES = ("fastapi", "uvicorn", "starlette", "prometheus_client")  # of the ex
 KEY_FILE_BYTES = 1 << 16
 
 
+@accepts_groups
 def serve(
     model: Annotated[str | Path, SERVED],
     *,
@@ -88,24 +81,8 @@ def serve(
     ] = "text",
     log_prompts: Annotated[bool, Option("Write the text of prompts to the log.")] = False,
     restart: Annotated[int, RESTART] = 0,
-    rows: Annotated[int, ROWS] = 8,
     queued: Annotated[int, Option("Continuations that may wait; further requests get 429.", low=0, high=65536)] = QUEUED,
-    longest: Annotated[int, LONGEST] = 4096,
-    budget: Annotated[int, BUDGET] = 512,
-    pages: Annotated[
-        int | None, Option("Pages of 8 tokens in the KV cache; by default enough for all rows.", low=1, high=1 << 24)
-    ] = None,
-    cache: Annotated[Literal["int8", "int4", "fp8"] | None, Option("Store the KV cache in fewer bits.")] = None,
-    share: Annotated[bool, SHARE] = True,
-    speculate: Annotated[str | None, SPECULATE] = None,
-    drafts: Annotated[
-        int,
-        Option("With --speculate: tokens that are guessed at once, with mtp one per depth or head at most.", low=1, high=64),
-    ] = 4,
-    compiled: Annotated[bool, COMPILED] = False,
-    dtype: Annotated[Literal["float32", "bfloat16", "float16"] | None, SERVED_DTYPE] = None,
-    threads: Annotated[int | None, Option("Threads of the engine on a CPU.", low=1, high=1024)] = None,
-    pooling: Annotated[Literal["mean", "last", "cls"] | None, POOLING] = None,
+    options: EngineOptions = EngineOptions(),
     ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serve the model of a directory until SIGTERM or SIGINT, then drain.
@@ -117,79 +94,18 @@ def serve(
     have open; clients behind a proxy share its address. `ready` is called with the URL once requests are accepted.
     The log on stderr has one line per request (`log_format`: text, or JSON lines), without the text of prompts unless
     `log_prompts`. An engine that ends by itself is started again up to `restart` times; then the server raises EngineDead.
-    Up to `queued` continuations wait; further requests get 429. The options from `rows` to `pooling` are those of the engine
-    (`api.engine.EngineOptions`).
+    Up to `queued` continuations wait; further requests get 429. `options` are those of the engine, also one by one: `rows=16`.
     """
     import asyncio
 
-    options = server_options(
-        model,
-        name=name,
-        api_key=api_key,
-        api_key_file=api_key_file,
-        allow_host=allow_host,
-        allow_origin=allow_origin,
-        adapter=adapter,
-        adapter_root=adapter_root,
-        admin_key_file=admin_key_file,
-        metrics_prefix=metrics_prefix,
-        tool_parser=tool_parser,
-        drain_seconds=drain_seconds,
-        address_connections=address_connections,
-        log_prompts=log_prompts,
-    )
-    check_exposed(host, options.keys)
-    from dovetail.api.engine import EngineOptions
+    _check_extra()
     from dovetail.serving.http.log import logging_to_stderr
+    from dovetail.serving.http.options import Options
     from dovetail.serving.http.server import bound_socket
 
-    engine = EngineOptions(
-        rows=rows,
-        longest=longest,
-        budget=budget,
-        pages=pages,
-        cache=cache,
-        share=share,
-        speculate=speculate,
-        drafts=drafts,
-        compiled=compiled,
-        dtype=dtype,
-        threads=threads,
-        pooling=pooling,
-        adapters={adapter_name: str(directory) for adapter_name, directory in (adapter or {}).items()},
-    )
-    sock = bound_socket(host, port)  # before the weights are read: a port that is taken is an error at once
-    try:
-        url = url_of(host, sock.getsockname()[1])
-        with logging_to_stderr(log_format):
-            asyncio.run(_serve(model, sock, options, lambda: _report(ready, url, log_format), engine, queued, restart))
-    finally:
-        sock.close()
-
-
-def server_options(
-    model: str | Path,
-    *,
-    name: str | None = None,
-    api_key: Sequence[str] = (),
-    api_key_file: str | Path | None = None,
-    allow_host: Sequence[str] = (),
-    allow_origin: Sequence[str] = (),
-    adapter: Mapping[str, str | Path] | None = None,
-    adapter_root: str | Path | None = None,
-    admin_key_file: str | Path | None = None,
-    metrics_prefix: str = "dovetail",
-    tool_parser: str | None = None,
-    drain_seconds: float = 30.0,
-    address_connections: int = ADDRESS_CONNECTIONS,
-    log_prompts: bool = False,
-) -> Options:
-    """Return the options of a server of a model directory: those of `serve`, with the keys read."""
-    _check_extra()
-    from dovetail.serving.http.options import Options
-
-    return Options(
-        models={name or Path(model).resolve().name: None, **{one: one for one in adapter or {}}},
+    adapters = {requested: str(directory) for requested, directory in (adapter or {}).items()}
+    http = Options(
+        models={name or Path(model).resolve().name: None, **dict(zip(adapters, adapters, strict=True))},
         version=__version__,
         keys=(*api_key, *(() if api_key_file is None else read_keys(api_key_file))),
         hosts=tuple(allow_host),
@@ -202,6 +118,11 @@ def server_options(
         address_connections=address_connections,
         log_prompts=log_prompts,
     )
+    check_exposed(host, http.keys)
+    options = dc.replace(options, adapters={**options.adapters, **adapters})
+    with bound_socket(host, port) as sock, logging_to_stderr(log_format):  # a port that is taken is an error at once
+        url = url_of(host, sock.getsockname()[1])
+        asyncio.run(_serve(model, sock, http, lambda: _report(ready, url, log_format), options, queued, restart))
 
 
 @asynccontextmanager

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args, get_origin
 
 from dovetail.core.errors import DovetailError, UsageError
+from dovetail.core.option_group import OptionGroup, ungrouped
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -77,12 +78,16 @@ class Parameter(NamedTuple):
 
 
 def parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
-    """Return the parameters of a function by name, those without an option too."""
-    hints = typing.get_type_hints(function, localns=TypeNames(function), include_extras=True)
+    """Return the parameters of a function by name, those without an option too, and the fields of each group in its place."""
+    hints = _hints(function)
     found: dict[str, Parameter] = {}
     for name, parameter in inspect.signature(function).parameters.items():
-        hint, option = _split(hints.get(name, Any))
-        found[name] = Parameter(name, hint, option, parameter.default, parameter.kind is parameter.VAR_POSITIONAL)
+        if isinstance(group := parameter.default, OptionGroup):
+            known = _hints(type(group))
+            found |= {field: Parameter(field, *_split(known[field]), value) for field, value in vars(group).items()}
+        else:
+            hint, option = _split(hints.get(name, Any))
+            found[name] = Parameter(name, hint, option, parameter.default, parameter.kind is parameter.VAR_POSITIONAL)
     return found
 
 
@@ -100,7 +105,7 @@ def checks_options(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> R:
-        for name, value in (*zip(options(), args, strict=False), *keywords.items()):
+        for name, value in ungrouped({**dict(zip(options(), args, strict=False)), **keywords}).items():
             if name in options() and (problem := options()[name].problem(value)) is not None:
                 raise UsageError(f"{name}: {problem}")
         return function(*args, **keywords)
@@ -170,6 +175,10 @@ class TypeNames(dict[str, Any]):
         if name in self.module or hasattr(builtins, name):
             raise KeyError(name)  # it is found there
         return Unresolved
+
+
+def _hints(declaring: Callable[..., Any]) -> dict[str, Any]:
+    return typing.get_type_hints(declaring, localns=TypeNames(declaring), include_extras=True)
 
 
 def _split(hint: Any) -> tuple[Any, Option]:
