@@ -14,7 +14,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.hf.load import load
 from dovetail.hf.write import KEPT_CONFIG, export_directory, import_directory
-from dovetail.views.losses import loss_bar, sparkline
+from dovetail.views.bar import loss_bar, sparkline
 
 SIZES = ["--batch=4", "--length=16"]
 SMALL = [

@@ -32,8 +32,8 @@ from dovetail.disk.untrusted import Directory
 from dovetail.training.interrupt import Interrupt
 from dovetail.training.metrics import StepMetrics, to_jsonl
 from dovetail.training.plan import Plan
+from dovetail.views.bar import loss_table
 from dovetail.views.blocks import View, styled
-from dovetail.views.losses import loss_table
 from dovetail.views.progress import TrainingProgress
 
 if TYPE_CHECKING:

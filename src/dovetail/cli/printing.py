@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from dovetail.cli.output import print_json, print_note
+from dovetail.disk.atomic import write_new
 from dovetail.views.blocks import View, renderable
 from dovetail.views.console import WIDE, SafeConsole
 
@@ -34,8 +35,6 @@ class Printer:
 
     def end(self, result: Result) -> int:
         """Write the page of a result if a path is given, and print the result; return its exit code."""
-        from dovetail.api.output import write_new
-
         if self.html is not None:
             write_new(self.html, result.to_html(), self.force)
         if self.jsonl:
