@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses as dc
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,23 +60,14 @@ class Verification(Result):
         return self.verdict.data()
 
     def view(self, width: int) -> View:
-        return self._shown()[0]()
+        from dovetail.views.verification import verdict_view
+
+        return verdict_view(self.verdict, self.every)
 
     def page(self) -> Page:
-        return Page(f"verify: {self.status}", self._shown()[1]())
+        from dovetail.views.verification import verdict_page
 
-    def _shown(self) -> tuple[Callable[[], View], Callable[[], str]]:
-        """The verdict on a terminal, and the content of its page."""
-        from dovetail.proof.compare.server import ServerVerdict
-        from dovetail.proof.rollouts.verdict import RolloutVerdict
-        from dovetail.views import rollouts as rollouts_view, server_verdict as server_view, verdict as tap_view
-
-        verdict = self.verdict
-        if isinstance(verdict, RolloutVerdict):
-            return partial(rollouts_view.view, verdict), partial(rollouts_view.rollouts_body, verdict)
-        if isinstance(verdict, ServerVerdict):
-            return partial(server_view.view, verdict), partial(server_view.server_body, verdict)
-        return partial(tap_view.view, verdict, every=self.every), partial(tap_view.verdict_body, verdict)
+        return Page(f"verify: {self.status}", verdict_page(self.verdict))
 
 
 def verify(
@@ -211,18 +200,14 @@ def verify(
     return Verification(verdict, every)
 
 
-def _watching(watch: Watch) -> tuple[Callable[[Pass], None], Callable[[ServerRow], None]]:
+def _watching(watch: Watch) -> tuple[Callable[[Pass], None], Callable[[int, ServerRow], None]]:
     """Return what is called with each pass over two sides, and with each prompt of a server."""
-    from dovetail.views.server_verdict import row_line
-    from dovetail.views.verdict import pass_line
+    from dovetail.views.verification import pass_line, row_line
 
-    numbers = itertools.count()
-
-    def on_row(row: ServerRow) -> None:
-        number = next(numbers)
-        watch(Event("prompt", {"prompt": number, **row.data()}, row_line(number, row)))
-
-    return lambda one: watch(Event("pass", one.data(), pass_line(one))), on_row
+    return (
+        lambda one: watch(Event("pass", one.data(), pass_line(one))),
+        lambda number, row: watch(Event("prompt", {"prompt": number, **row.data()}, row_line(number, row))),
+    )
 
 
 def _rollouts(

@@ -102,7 +102,7 @@ def compare_server(
     tokenizer: Tokenizer | None = None,
     seconds: float = ANSWER_SECONDS,
     progress: Progress = lambda line: None,
-    watch: Callable[[ServerRow], None] = lambda row: None,
+    watch: Callable[[int, ServerRow], None] = lambda number, row: None,
 ) -> ServerVerdict:
     """Ask the server for the first token after each prompt, and compare its log-probs with the first side's."""
     progress(f"{a.label}, float64")
@@ -113,7 +113,7 @@ def compare_server(
     for i, ids in enumerate(prompt.inputs.tolist()):
         progress(f"{url}, prompt {i + 1} of {prompt.batch}")
         rows.append(compare_row(exact[i], coarse[i], ask(url, ids, model, seconds), tokenizer))
-        watch(rows[-1])
+        watch(i, rows[-1])
     return ServerVerdict(a.label, url, prompt.n, rows)
 
 
