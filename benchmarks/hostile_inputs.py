@@ -18,8 +18,8 @@ from typing import Any
 from dovetail.cli import VERBS
 from dovetail.cli.command import command_of
 from dovetail.construction import build
-from dovetail.core.option import alternatives
 from dovetail.core.part import KINDS
+from dovetail.core.value import alternatives
 from dovetail.disk.yaml import dump_yaml
 from dovetail.files.model_dir import save
 from dovetail.files.spec import from_yaml, to_yaml

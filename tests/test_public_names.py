@@ -6,10 +6,13 @@ soon as anything imports the room, so rooms are nouns and public functions verbs
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
+import re
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -154,3 +157,28 @@ def test_no_room_bears_the_name_of_a_public_function() -> None:
 def test_no_public_name_is_a_module() -> None:
     importlib.import_module("dovetail.proof.laws.suite")
     assert [name for name in dir(dovetail) if isinstance(getattr(dovetail, name), ModuleType)] == []
+
+
+def test_a_name_that_is_not_public_is_refused_with_the_nearest() -> None:
+    with pytest.raises(AttributeError, match="dovetail has no 'trian'; did you mean train"):
+        dovetail.trian  # noqa: B018  # pyright: ignore
+    assert not hasattr(dovetail, "__wrapped__")
+
+
+def test_the_names_that_editors_read_are_those_of_dir_and_of_all() -> None:
+    """Editors read the imports for type checkers; each is of the module that defines the name."""
+    source = ast.parse(Path(str(dovetail.__file__)).read_text(encoding="utf-8"))
+    (block,) = (node for node in source.body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom) and node.module != "dovetail"]
+    modules = {str(alias.asname): str(node.module) for node in imports for alias in node.names}
+    assert sorted(modules) == dovetail.__all__ == [name for name in dir(dovetail) if name != "__version__"]
+    for name, module in modules.items():
+        assert getattr(dovetail, name).__module__ == module, name
+
+
+def test_every_name_that_the_pages_use_exists() -> None:
+    root = Path(__file__).parents[1]
+    pages = [root / "README.md", *(root / "docs").glob("[!u]*.md")]  # not upstream.md, whose `dt` is a step of Mamba
+    used = {name for path in pages for name in re.findall(r"\bdt\.(\w+)", path.read_text(encoding="utf-8"))}
+    assert len(used) > 30
+    assert used - {"parts"} <= set(dovetail.__all__)

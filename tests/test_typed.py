@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import dovetail
-from dovetail.core.option import TypeNames
+from dovetail.core.value import TypeNames
 
 HERE = Path(__file__).parent
 

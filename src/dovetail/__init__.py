@@ -5,68 +5,13 @@ Public names are resolved when first used, so that importing the package does no
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from dovetail.core.keywords import checks_keywords
-from dovetail.core.option import checks_options, names_options
-from dovetail.core.option_group import accepts_groups
-
 __version__ = "0.1.0"
 
-_PUBLIC = {
-    "Block": "dovetail.model",
-    "Ctx": "dovetail.core.ctx",
-    "DovetailError": "dovetail.core.errors",
-    "Listener": "dovetail.core.ctx",
-    "Model": "dovetail.model",
-    "Pool": "dovetail.state.pool",
-    "SpecError": "dovetail.core.errors",
-    "TokenLayout": "dovetail.core.layout",
-    "Transformer": "dovetail.transformer",
-    "attach": "dovetail.api.adapters",
-    "build": "dovetail.api.models",
-    "build_data": "dovetail.api.build_data",
-    "can_serve": "dovetail.api.can_serve",
-    "chat": "dovetail.api.chat",
-    "check": "dovetail.core.check",
-    "check_node": "dovetail.api.check_node",
-    "diff": "dovetail.api.diff",
-    "embed": "dovetail.api.embed",
-    "emit": "dovetail.api.emit",
-    "export": "dovetail.api.export",
-    "from_yaml": "dovetail.files.spec",
-    "generate": "dovetail.api.generate",
-    "graft": "dovetail.api.graft",
-    "import_": "dovetail.api.import_",
-    "laws": "dovetail.api.laws",
-    "list_families": "dovetail.api.list_families",
-    "list_parts": "dovetail.api.list_parts",
-    "load": "dovetail.api.models",
-    "load_spec": "dovetail.files.spec",
-    "map": "dovetail.api.map",
-    "match": "dovetail.api.match",
-    "merge": "dovetail.api.merge",
-    "mup_check": "dovetail.api.mup_check",
-    "plan": "dovetail.api.plan",
-    "plan_serving": "dovetail.api.plan_serving",
-    "quantize": "dovetail.api.quantize",
-    "record": "dovetail.api.record",
-    "rerank": "dovetail.api.embed",
-    "runs": "dovetail.api.runs",
-    "save": "dovetail.api.models",
-    "save_adapter": "dovetail.api.adapters",
-    "serve": "dovetail.api.serve",
-    "serve_vllm": "dovetail.api.serve_vllm",
-    "show": "dovetail.api.show",
-    "show_data": "dovetail.api.show_data",
-    "tiny": "dovetail.api.tiny",
-    "to_yaml": "dovetail.files.spec",
-    "train": "dovetail.api.train",
-    "tune": "dovetail.api.tune",
-    "verify": "dovetail.api.verify",
-}
-
+# The public names: editors read these imports, and `_modules` finds in them which module defines a name.
 if TYPE_CHECKING:
     from dovetail import parts as parts
     from dovetail.api.adapters import attach as attach, save_adapter as save_adapter
@@ -112,17 +57,35 @@ if TYPE_CHECKING:
     from dovetail.transformer import Transformer as Transformer
 
 
+@functools.cache
+def _modules() -> dict[str, str]:
+    """Return the module of each public name."""
+    import ast  # when a name is first used: `import dovetail` parses nothing
+    import pkgutil
+
+    nodes = ast.walk(ast.parse(pkgutil.get_data(__name__, "__init__.py") or b""))
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and str(node.module).startswith(f"{__name__}.")]
+    return {alias.name: str(node.module) for node in imports for alias in node.names if alias.asname}
+
+
 def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        public = getattr(importlib.import_module(_PUBLIC[name]), name)
-        if not isinstance(public, type):  # classes are decorated where they stand
-            public = names_options(accepts_groups(checks_keywords(checks_options(public))))
-        globals()[name] = public
-        return globals()[name]
     if name == "parts":  # the package of part classes: dt.parts.Attention
         return importlib.import_module("dovetail.parts")
-    raise AttributeError(f"dovetail has no {name!r}")
+    if name == "__all__":
+        return sorted(_modules())
+    modules = {} if name.startswith("__") else _modules()
+    if name not in modules:
+        from dovetail.core.suggest import did_you_mean
+
+        raise AttributeError(f"dovetail has no {name!r}; {did_you_mean(name, modules)}".removesuffix("; "))
+    public = getattr(importlib.import_module(modules[name]), name)
+    if not isinstance(public, type):  # classes are decorated where they stand
+        from dovetail.core.option import public_function
+
+        public = public_function(public)
+    globals()[name] = public
+    return public
 
 
 def __dir__() -> list[str]:
-    return sorted([*_PUBLIC, "__version__"])
+    return sorted([*_modules(), "__version__"])

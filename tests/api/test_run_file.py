@@ -112,9 +112,9 @@ def test_a_run_file_with_an_out_needs_no_flag(home: Path) -> None:
     [
         ("bach: 3", "my.yaml: bach: is not a key of a run; did you mean batch"),
         ("batch: many", "my.yaml: batch: 'many' is not a whole number"),
-        ("batch: 4.5", "my.yaml: batch: '4.5' is not a whole number"),
-        ("compile: 1", "my.yaml: compile: '1' is not true or false"),
-        ("schedule: cosin", "my.yaml: schedule: 'cosin' is not cosine or linear or wsd or constant"),
+        ("batch: 4.5", "my.yaml: batch: 4.5 is not a whole number"),
+        ("compile: 1", "my.yaml: compile: 1 is not true or false"),
+        ("schedule: cosin", "my.yaml: schedule: 'cosin' is none of its values; did you mean cosine?"),
         ("betas: [0.9]", "is not a list of 2 numbers"),
         ("data: {a: 1}", "is not a string or a list"),
         ("run: 2", "run: 2 is not a format of run files"),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import dovetail as dt
-from dovetail.core.errors import FileError, SpecError
+from dovetail.core.errors import FileError, SpecError, UsageError
 from dovetail.files.spec import from_yaml
 
 TEXT = "{width: 28, vocab: 62, layers: [{repeat: 2, mixer: {heads: 6, kv_heads: 2, head: 12}, ffn: {hidden: 44}}]}"
@@ -74,7 +74,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
         dt.verify("http://localhost:1/v1", model)
     with pytest.raises(FileError, match="takes THEIRS=OURS"):
         dt.verify(model, model, map=["oops"])
-    with pytest.raises(SpecError, match="rows: 0 is not from 1 to 256"):
+    with pytest.raises(UsageError, match="rows: 0 is not from 1 to 256"):
         dt.verify(model, model, rows=0)
     with pytest.raises(SpecError, match="no side has a tokenizer"):
         dt.verify(model, model, prompt="a text")

@@ -131,7 +131,7 @@ def test_a_model_that_came_from_elsewhere_goes_back_there(home: Path, tmp_path: 
         (["--layers=0-9"], 3, "there is no layer 9"),
         (["--set=layers.*.mixer.kv_heads=3"], 3, "layers.0.mixer.kv_heads"),
         ([], 2, "no change is given"),
-        ([GROUPED, "--heal=0"], 2, "--heal: 0.0 is not above 0"),
+        ([GROUPED, "--heal=0"], 2, "--heal: 0 is not above 0"),
         ([GROUPED, "--family=llama"], 2, "--family: needs --hf"),
     ],
 )

@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 import pytest
 
 from dovetail.core.errors import UsageError
-from dovetail.core.option import Option, checks_options, declared, values_of
+from dovetail.core.option import Option, checks_options, declared
 from dovetail.core.option_group import OptionGroup, accepts_groups, grouped, ungrouped
+from dovetail.core.value import values_of
 
 Kind = Literal["plain", "spiced"]
 

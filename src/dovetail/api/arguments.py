@@ -9,13 +9,12 @@ build(…), load(…)                a model: its spec
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dovetail.core.errors import UsageError
 from dovetail.core.part import plain
+from dovetail.core.value import Unresolved
 
 if TYPE_CHECKING:
     from dovetail.files.spec import Changes as Changes
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
     from dovetail.model import Model, ModelModule
 
     SpecLike = loading.SpecLike | ModelModule
-else:  # what run files and commands can give; the other types need torch
-    SpecLike = str | Path | Mapping[str, Any]
-    Changes = Iterable[str] | Mapping[str, Any]
+else:  # the other types of a spec need torch
+    SpecLike = str | Path | Mapping[str, Any] | Unresolved
+    Changes = str | Iterable[str] | Mapping[str, Any]
 
 
 class NamedSpec(NamedTuple):
@@ -56,13 +55,6 @@ def read_spec(value: SpecLike | NamedSpec) -> NamedSpec:
         return NamedSpec("spec", spec)
     path = Path(value)
     return NamedSpec(str(value), spec, path if path.is_dir() else None)
-
-
-def check_positive(numbers: Mapping[str, float | None]) -> None:
-    """Raise UsageError for the first number that is not above 0 and finite; None: not given."""
-    for name, value in numbers.items():
-        if value is not None and not 0 < value < math.inf:
-            raise UsageError(f"--{name.replace('_', '-')}: {value} is not above 0")
 
 
 def silent(*_: object) -> None:

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from dovetail.api.generate import Generation, check_model, check_options
-from dovetail.api.models import load
+from dovetail.api.generate import Generation, check_options, opened
 from dovetail.api.options import MIN_P, REPETITION_PENALTY, SAMPLING_SEED, TEMPERATURE, TOP_K, TOP_P, InDir, NewTokens
 from dovetail.core.errors import InputError
 from dovetail.core.keywords import checks_keywords
@@ -58,15 +57,8 @@ def chat(
     `system` is a message before all others. An answer has at most `max_tokens` tokens. The conversation and an answer together
     have at most `longest`; the oldest turns are left out if they do not fit. The other options are those of `generate`.
     """
-    from dovetail.core.finite import check_weights
-    from dovetail.transformer import Transformer
-
     sampling = check_options(max_tokens, temperature, top_p, top_k, seed, min_p, repetition_penalty)
-    if not isinstance(model, Transformer):
-        check_model(model)
-        model = load(model, watch=watch)
-    check_weights(model, model.spec)
-    return Chat(model, system, max_tokens, sampling, longest)
+    return Chat(opened(model, watch), system, max_tokens, sampling, longest)
 
 
 @checks_keywords

@@ -36,6 +36,8 @@ def check_file(path: Path) -> None:
     """Raise unless the path is that of a regular file; a pipe would block."""
     if not exists(path):
         raise FileError(f"{path}: cannot be read (No such file or directory)")
+    if path.is_dir():
+        raise FileError(f"{path}: is a directory; give a file")
     if not stat.S_ISREG(path.stat().st_mode):
         raise FileError(f"{path}: is not a regular file")
 

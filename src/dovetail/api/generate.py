@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from dovetail.api.arguments import silent
 from dovetail.api.models import load
 from dovetail.api.options import (
     MIN_P,
     REPETITION_PENALTY,
     SAMPLING_SEED,
+    SCHEMA,
     TEMPERATURE,
     TOP_K,
     TOP_P,
@@ -22,7 +24,6 @@ from dovetail.api.options import (
 from dovetail.core.errors import SpecError
 from dovetail.core.limits import MAX_NEW_TOKENS
 from dovetail.core.option import Option
-from dovetail.disk.model_files import TOKENIZER_FILE
 from dovetail.disk.untrusted import Directory
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def generate(
         bool, Option("Decode with compiled graphs: compiling takes seconds to minutes, so it pays off for long texts.")
     ] = False,
     cache: Annotated[Literal["int8", "int4", "fp8"] | None, Option("Store the KV cache in fewer bits.")] = None,
-    json_schema: Mapping[str, Any] | bool | str | None = None,
+    json_schema: Annotated[Mapping[str, Any] | bool | str | None, SCHEMA] = None,
     regex: Annotated[str | None, Option("A regular expression: the text matches it as a whole.")] = None,
     choice: Sequence[str] | None = None,
     grammar: str | None = None,
@@ -92,25 +93,15 @@ def generate(
     `on_text` is called with each piece of text, first with the prompt where the text continues it; `watch` with (bytes read,
     bytes in all) while weights are loaded.
     """
-    from dovetail.core.finite import check_weights
     from dovetail.decoding.generation import Vocabulary, check_generates, generate_pieces, prompt_ids
-    from dovetail.transformer import Transformer
 
     sampling = check_options(max_tokens, temperature, top_p, top_k, seed, min_p, repetition_penalty, beams)
     constraint = constraint_of(json_schema, regex, choice, grammar, beams)
-    if not isinstance(model, Transformer):
-        check_model(model)
-        model = load(model, watch=watch)
+    model = opened(model, watch)
     check_generates(model.spec)
-    check_weights(model, model.spec)
     vocabulary = model.vocabulary or Vocabulary()
     ids = prompt_ids(vocabulary, prompt, chat=chat, system=system)
-    continues = not chat and model.spec.encoder is None
-
-    def tell(piece: str) -> None:
-        if on_text is not None:
-            on_text(piece)
-
+    continues, tell = not chat and model.spec.encoder is None, on_text or silent
     if beams is not None:
         return _search(model, vocabulary, prompt, ids, max_tokens, beams, continues, tell)
     matcher = None if constraint is None else _matcher(model, vocabulary, constraint)
@@ -226,12 +217,25 @@ def _search(
     return Generation(prompt, text, tokens, len(ids), "end" if ended else "length", len(tokens) / seconds)
 
 
+def opened(model: Transformer | str | Path, watch: Watch | None) -> Transformer:
+    """Return the model, or that of a directory, with finite weights."""
+    from dovetail.core.finite import check_weights
+    from dovetail.transformer import Transformer
+
+    if not isinstance(model, Transformer):
+        check_model(model)
+        model = load(model, watch=watch)
+    check_weights(model, model.spec)
+    return model
+
+
 def check_model(directory: str | Path) -> None:
     """Raise, before any weight is read, where the model of a directory cannot generate text."""
     from dovetail.decoding.generation import check_generates
     from dovetail.hf.adapter import base_place, is_adapter
     from dovetail.hf.load import origin
+    from dovetail.text.tokenizer import check_tokenizer
 
     where = Directory(base_place(directory) if is_adapter(directory) else directory)
     check_generates(origin(where).spec)
-    where.path(TOKENIZER_FILE)
+    check_tokenizer(where)

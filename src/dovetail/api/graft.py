@@ -19,7 +19,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from dovetail.api.arguments import Changes, SpecLike, check_positive, read_spec
+from dovetail.api.arguments import Changes, SpecLike, read_spec
 from dovetail.api.models import load, save
 from dovetail.api.options import LAYERS, OUR_MODEL, REPLACE_MODEL, SWAP, BatchSize, InFile, Length, OutDir, Seed, Sets
 from dovetail.api.result import INTERRUPTED, Result
@@ -110,7 +110,7 @@ def graft(
     text: Annotated[
         str | Path | None, InFile("A UTF-8 text file: the loss is measured on its last twentieth, --heal trains on the rest.")
     ] = None,
-    heal: Annotated[float | None, Option("Train for N minutes on the text.")] = None,
+    heal: Annotated[float | None, Option("Train for N minutes on the text.", low=0.0, above=True)] = None,
     out: Annotated[str | Path | None, OutDir("The model directory to write; DIRECTORY-grafted by default.", short="-o")] = None,
     hf: Annotated[
         bool, Option("Write Hugging Face's layout, in the family of the source or the first family that can express the spec.")
@@ -120,7 +120,9 @@ def graft(
     seed: Annotated[int, Seed("The seed of new weights and of the batches.")] = 0,
     batch: Annotated[int, BatchSize("Sequences per step.")] = 8,
     length: Annotated[int, Length("Tokens per sequence.")] = 128,
-    learning_rate: Annotated[float, Option("The peak learning rate of --heal; much lower (1e-5) for a large model.")] = 1e-3,
+    learning_rate: Annotated[
+        float, Option("The peak learning rate of --heal; much lower (1e-5) for a large model.", low=0.0, above=True)
+    ] = 1e-3,
     quiet: bool = False,
     watch: Watch | None = None,
 ) -> GraftResult:
@@ -139,7 +141,6 @@ def graft(
     from dovetail.transformer import Transformer
     from dovetail.weights.surgery.transfer import graft as graft_model
 
-    check_positive({"heal": heal, "learning_rate": learning_rate})
     _check_options(text, heal, hf, family)
     if spec is None and not (set or swap or layers):
         raise UsageError("no change is given; give --set, --swap or --layers")

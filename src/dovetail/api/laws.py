@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses as dc
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from dovetail.api.arguments import Changes, SpecLike, read_spec, silent
 from dovetail.api.law_results import LawsResult, ModelLaws, SuiteLaws
@@ -16,6 +16,7 @@ from dovetail.core.dtypes import dtype_name
 from dovetail.core.errors import SpecError, UsageError
 from dovetail.core.extensions import load_parts
 from dovetail.core.option import Option
+from dovetail.core.option_group import OptionGroup, accepts_groups
 from dovetail.core.printable import printable
 from dovetail.views.blocks import styled
 from dovetail.views.laws import law_row, spec_row
@@ -28,15 +29,39 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int, str], None]  # (done, in all, the current law or the last failure)
 Announce = Callable[[str], None]
 SEEDS = 3  # of weights and inputs, on one spec: some bugs, and some wrong laws, show with few
+ONLY_OF_SERVERS = ("model", "key", "tokenizer", "dtype", "against", "exact")
 # the options that each way of running takes; any other is refused there
 TAKES = {
     "sampled specs": {"quick", "only", "seed", "record"},
     "a spec": {"set", "swap", "only", "seed", "seeds"},
     "a model of another library": {"only", "seed", "as_is"},
-    "a server": {"only", "seed", "model", "key", "tokenizer", "dtype", "exact", "against"},
+    "a server": {"only", "seed", *ONLY_OF_SERVERS},
 }
 
 
+@dc.dataclass(frozen=True)
+class ServerOptions(OptionGroup):
+    """What is known of a server."""
+
+    model: Annotated[str | None, Option("On a server: the name of the model there; the first that it lists by default.")] = None
+    key: Annotated[str | None, Option("On a server: its API key, sent as a bearer token.")] = None
+    tokenizer: Annotated[str | Path | None, InDir("On a server that takes only text: a directory with its tokenizer.json.")] = (
+        None
+    )
+    dtype: Annotated[
+        str | None,
+        RunDtype(
+            "On a server: the dtype in which it computes, if known. By default the bound comes only from the server's own "
+            "spread."
+        ),
+    ] = None
+    exact: Annotated[
+        bool, Option("On a server that promises batch invariance: repeated and concurrent requests must be equal bit by bit.")
+    ] = False
+    against: Annotated[str | None, Option("On a server with speculation: the URL of one with the same model, without.")] = None
+
+
+@accepts_groups
 def laws(
     spec: Annotated[
         SpecLike | None,
@@ -79,24 +104,7 @@ def laws(
         str | Path | None,
         Option("On sampled specs, append outcomes to this file; the same command continues a run that was killed."),
     ] = None,
-    model: Annotated[
-        str | None, Option("On a server: the name of the model there; the first that it lists by default.")
-    ] = None,
-    key: Annotated[str | None, Option("On a server: its API key, sent as a bearer token.")] = None,
-    tokenizer: Annotated[
-        str | Path | None, InDir("On a server that takes only text: a directory with its tokenizer.json.")
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        RunDtype(
-            "On a server: the dtype in which it computes, if known. By default the bound comes only from the server's own "
-            "spread."
-        ),
-    ] = None,
-    exact: Annotated[
-        bool, Option("On a server that promises batch invariance: repeated and concurrent requests must be equal bit by bit.")
-    ] = False,
-    against: Annotated[str | None, Option("On a server with speculation: the URL of one with the same model, without.")] = None,
+    server: ServerOptions = ServerOptions(),
     announce: Announce | None = None,
     progress: Progress | None = None,
     watch: Watch = unwatched,
@@ -110,58 +118,61 @@ def laws(
     register parts of your own. On sampled specs, `record` is a file that outcomes are appended to: the same call continues a
     run that was killed.
 
-    `http://HOST/v1` is a running OpenAI-compatible server. `model` is its name there, `key` is sent as a bearer token,
-    `tokenizer` is a directory for a server that takes only text, `dtype` the dtype in which it computes, if known, `exact` says
-    that it promises batch invariance, and `against` is a second server without speculation. `announce` gets one line, before
-    the first law, with the number of requests and tokens and the estimated time. `watch` gets each result as soon as it
+    `http://HOST/v1` is a running OpenAI-compatible server, of which `server` says what is known. `announce` gets one line,
+    before the first law, with the number of requests and tokens and the estimated time. `watch` gets each result as soon as it
     is known. An option that the chosen way of running does not use is refused.
     """
     from dovetail.files.spec import to_yaml
     from dovetail.proof.laws.suite import known_laws
-    from dovetail.proof.served import run as served
     from dovetail.proof.subjects import SERVER, SPEC, kind_of, spec_subject
-    from dovetail.text.tokenizer import Tokenizer
 
     load_parts(load)
     kind = kind_of(spec) if isinstance(spec, str) else SPEC
-    given = {"--model": model, "--key": key, "--tokenizer": tokenizer, "--dtype": dtype, "--against": against, "--exact": exact}
-    if kind is not SERVER and (flags := [flag for flag, value in given.items() if value]):
-        raise UsageError(f"{flags[0]}: is for a server, and none is given; name one: dovetail laws http://HOST/v1")
-    if (set or swap) and (spec is None or kind is not SPEC):
-        raise SpecError("--set, --swap", "change a spec, and none is given", "name one: dovetail laws SPEC --swap …")
-    if record is not None and spec is not None:
-        raise UsageError("--record: outcomes are recorded for all sampled specs; leave out the spec")
-    way = _way(spec, kind)
-    options = {"quick": quick, "only": only, "seed": seed, "seeds": seeds, "as_is": as_is}
-    if unused := [
-        name for name, value in options.items() if value not in (False, 0, None) and value != () and name not in TAKES[way]
-    ]:
-        flag = f"--{unused[0].replace('_', '-')}"
-        raise UsageError(f"{flag}: is not used on {way}; leave it out")
-    if seeds is not None and seeds < 1:
-        raise UsageError(f"--seeds: is {seeds}; the minimum is 1")
+    options = {"quick": quick, "only": only, "seed": seed, "seeds": seeds, "as_is": as_is, "record": record}
+    _check_options(spec, kind, options | {"set": set, "swap": swap, **vars(server)})
     report = progress or silent
     if spec is None:
         return _on_all(quick, seed, report, record, known_laws(only), watch)
     names = kind.laws.names(only)  # before anything is opened
     if isinstance(spec, str) and kind is SERVER:
-        if against is not None and kind_of(against) is not SERVER:
-            raise UsageError(f"--against: {printable(against)} is not the URL of a server; write http://HOST/v1")
-        case = served.opened(
-            spec,
-            model=model,
-            key=key,
-            tokenizer=None if tokenizer is None else Tokenizer.load(tokenizer),
-            dtype=None if dtype is None else dtype_name(dtype),
-            exact=exact,
-            against=against,
-            seed=seed,
-        )
-        return _on_server(spec, case, names, announce or _unheard, report, watch)
+        return _on_server(spec, _opened(spec, server, seed), names, announce or silent, report, watch)
     if isinstance(spec, str) and kind is not SPEC:
         return _on_subject(kind.open(spec, seed=seed, as_is=as_is), kind, names, report, watch)
     name, changed, _ = read_spec(spec).after(set, swap)
     return _on_subject(spec_subject(name, to_yaml(changed), seed, seeds or SEEDS), SPEC, names, report, watch)
+
+
+def _check_options(spec: SpecLike | None, kind: SubjectKind, options: Mapping[str, Any]) -> None:
+    """Raise for an option that the way of running does not use."""
+    from dovetail.proof.subjects import SERVER, kind_of
+
+    way = _way(spec, kind)
+    unused = [
+        name for name, value in options.items() if value not in (False, 0, None) and value != () and name not in TAKES[way]
+    ]
+    flags = [f"--{name.replace('_', '-')}" for name in unused]
+    if kind is not SERVER and (served := [flag for flag, name in zip(flags, unused, strict=True) if name in ONLY_OF_SERVERS]):
+        raise UsageError(f"{served[0]}: is for a server, and none is given; name one: dovetail laws http://HOST/v1")
+    if {"set", "swap"} & {*unused}:
+        raise SpecError("--set, --swap", "change a spec, and none is given", "name one: dovetail laws SPEC --swap …")
+    if "record" in unused:
+        raise UsageError("--record: outcomes are recorded for all sampled specs; leave out the spec")
+    if flags:
+        raise UsageError(f"{flags[0]}: is not used on {way}; leave it out")
+    if options["seeds"] is not None and options["seeds"] < 1:
+        raise UsageError(f"--seeds: is {options['seeds']}; the minimum is 1")
+    if options["against"] is not None and kind_of(options["against"]) is not SERVER:
+        raise UsageError(f"--against: {printable(options['against'])} is not the URL of a server; write http://HOST/v1")
+
+
+def _opened(url: str, server: ServerOptions, seed: int) -> served.Served:
+    from dovetail.proof.served import run as served
+    from dovetail.text.tokenizer import Tokenizer
+
+    tokenizer = None if server.tokenizer is None else Tokenizer.load(server.tokenizer)
+    dtype = None if server.dtype is None else dtype_name(server.dtype)
+    known: dict[str, Any] = {**vars(server), "tokenizer": tokenizer, "dtype": dtype}
+    return served.opened(url, **known, seed=seed)
 
 
 def _way(spec: SpecLike | None, kind: SubjectKind) -> str:
@@ -201,10 +212,6 @@ def _on_subject(subject: Subject, kind: SubjectKind, names: Sequence[str], progr
         row = law_row(rows[-1], kind.statements[law], max(map(len, kind.statements)))
         watch(Event("law", dc.asdict(rows[-1]), row))
     return ModelLaws(subject.title, tuple(rows), kind.statements, subject.about)
-
-
-def _unheard(line: str) -> None:
-    """Announce to nobody."""
 
 
 def _on_server(

@@ -106,7 +106,7 @@ def list_parts(
 
     names = [one.group for one in GROUPS]
     if group is not None and group not in names:
-        raise SpecError("--group", f"{group!r} is not a group of parts", f"groups: {', '.join(names)}")
+        raise SpecError("--group", f"{group!r} is not a group of parts", names_or_nearest(group, names, "groups"))
     if kind is not None and (kind not in KINDS or KINDS[kind].group not in names):
         raise SpecError("kind", f"no part is called {kind!r}", names_or_nearest(kind, sorted(KINDS), "kinds"))
     kinds = sorted((part for name, part in KINDS.items() if kind in (None, name)), key=lambda part: part.kind)

@@ -1,4 +1,7 @@
-"""map: the attention maps of one layer."""
+"""Draw the attention maps of a layer: the attention probs of each head, from each token (row) to each other (column).
+
+dovetail map llama-tiny-trained "To be, or not to be, that is the question" -o map.png --layer 3
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,9 @@ def map(
     ],
     *,
     target: Annotated[str | None, Option("What the decoder of an encoder–decoder reads (default: what it generates).")] = None,
-    out: Annotated[str | Path | None, OutFile("The picture to write: .png, .svg or .pdf.", short="-o")] = None,
+    out: Annotated[
+        str | Path | None, OutFile("The picture to write: .png, .svg or .pdf (the command: map.png).", short="-o")
+    ] = None,
     layer: Annotated[int | None, Option("The layer, counted from 0; −1 is the last (default: the middle one).")] = None,
     heads: Annotated[Sequence[int], Option("The heads to draw, counted from 0 (default: all).")] = (),
     force: Annotated[bool, Option("Replace an existing file.")] = False,

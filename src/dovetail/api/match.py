@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses as dc
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from dovetail.api.arguments import Changes, SpecLike, read_spec
 from dovetail.api.options import SPEC, Length, Sets, Spec, Swaps
@@ -14,9 +14,10 @@ from dovetail.views.blocks import TextTable, View
 
 if TYPE_CHECKING:
     from dovetail.model import Model
-    from dovetail.weights.surgery.budget import Budget, Found
+    from dovetail.weights.surgery.budget import Found
 
 SHOWN = 5  # fields in the table
+Budget = Literal["params", "flops", "kv"]
 UNITS: dict[Budget, str] = {"params": "parameters", "flops": "FLOPs per token", "kv": "bytes of decode state"}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dovetail.api.arguments import SpecLike, read_spec
 from dovetail.core.dtypes import dtype_of
 from dovetail.disk.model_files import TOKENIZER_FILE
 from dovetail.disk.untrusted import Directory
@@ -17,7 +18,7 @@ from dovetail.disk.untrusted import Directory
 if TYPE_CHECKING:
     import torch
 
-    from dovetail.hf.load import SpecLike, Watch
+    from dovetail.hf.load import Watch
     from dovetail.transformer import Transformer
 
 
@@ -30,9 +31,8 @@ def build(
     "meta" gives the structure without memory, for any size. Equal seeds give bit-equal weights.
     """
     from dovetail import construction
-    from dovetail.hf.load import find_spec
 
-    return construction.build(find_spec(spec), dtype=dtype_of(dtype), device=device, seed=seed)
+    return construction.build(read_spec(spec).spec, dtype=dtype_of(dtype), device=device, seed=seed)
 
 
 def load(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses as dc
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from dovetail.api.arguments import Changes, SpecLike, check_positive, read_spec, silent
+from dovetail.api.arguments import Changes, SpecLike, read_spec, silent
+from dovetail.api.options import BatchSize, Length, Seed, Steps
 from dovetail.api.result import Result
 from dovetail.core.errors import UsageError
 from dovetail.core.keywords import checks_keywords
+from dovetail.core.option import Option
 from dovetail.disk.atomic import check_free
 from dovetail.training.plan import OptimizerKind, Plan
 from dovetail.views.blocks import TextTable, View
@@ -83,12 +85,12 @@ def mup_check(
     text: str | Path,
     *,
     widths: Sequence[int] = (),
-    steps: int = 4,
-    learning_rate: float = 1e-2,
+    steps: Annotated[int, Steps("Steps per width.")] = 4,
+    learning_rate: Annotated[float, Option("The learning rate at every width.", low=0.0, above=True)] = 1e-2,
     optimizer: OptimizerKind = Plan.optimizer,
-    batch: int = 8,
-    length: int = 32,
-    seed: int = 0,
+    batch: Annotated[int, BatchSize("Sequences per step.")] = 8,
+    length: Annotated[int, Length("Tokens per sequence.")] = 32,
+    seed: Annotated[int, Seed("The seed of initial weights and batches.")] = 0,
     set: Changes = (),
     swap: Changes = (),
     progress: Callable[[int, int], None] = silent,
@@ -101,7 +103,6 @@ def mup_check(
     from dovetail.training.task import objective_kind
     from dovetail.weights.surgery.resize import widened
 
-    check_positive({"steps": steps, "learning_rate": learning_rate, "batch": batch, "length": length})
     name, changed, _ = read_spec(spec).after(set, swap)
     kind = objective_kind(changed, "text")
     tried = tuple(widths) or tuple(factor * changed.width for factor in FACTORS)

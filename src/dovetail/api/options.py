@@ -15,8 +15,9 @@ from dovetail.api.checks import check_directory, check_file, check_output, check
 from dovetail.core.count import read_count
 from dovetail.core.dtypes import dtype_name
 from dovetail.core.errors import SpecError
-from dovetail.core.limits import MAX_BATCH, MAX_LENGTH, MAX_NEW_TOKENS, MAX_RANKS, MAX_SEED, MAX_STEPS
+from dovetail.core.limits import GRAMMAR_CHARACTERS, MAX_BATCH, MAX_LENGTH, MAX_NEW_TOKENS, MAX_RANKS, MAX_SEED, MAX_STEPS
 from dovetail.core.option import Option
+from dovetail.disk.untrusted import read_regular
 
 
 def _dtype(text: str) -> str:
@@ -30,6 +31,10 @@ def _run_dtype(text: str) -> str:
     if (name := _dtype(text)) == "float8":
         raise ValueError(f"{text} is a dtype only for weights; run in bfloat16 or wider")
     return name
+
+
+def _schema(path: str) -> str:
+    return read_regular(Path(path), GRAMMAR_CHARACTERS, "a JSON schema")
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -52,7 +57,7 @@ Steps = functools.partial(Option, low=1, high=MAX_STEPS)
 Seed = functools.partial(Option, low=0, high=MAX_SEED)
 NewTokens = functools.partial(Option, low=1, high=MAX_NEW_TOKENS)
 SampleTokens = functools.partial(Option, low=0, high=MAX_NEW_TOKENS)
-Count = functools.partial(Option, form="N", read=read_count)  # 200M, 2e8
+Count = functools.partial(Option, form="N", read=read_count, low=0.0, above=True)  # 200M, 2e8
 Dtype = functools.partial(Option, form="DTYPE", read=_dtype)  # torch's name
 RunDtype = functools.partial(Option, form="DTYPE", read=_run_dtype)  # one that a model computes in
 Sets = functools.partial(Option, form="PATH=VALUE", repeat=True)
@@ -69,10 +74,11 @@ ONLY = Option(
 TEMPLATE = Option("A chat template in place of the model's: a file, or plain, which writes `role: content`.")
 
 # of functions that generate text
-TEMPERATURE = Option("0 picks the most probable token; 1 samples from the model's probs as they are.")
-TOP_P = Option("Sample from the fewest tokens whose probs sum to this.")
+TEMPERATURE = Option("0 picks the most probable token; 1 samples from the model's probs as they are.", low=0.0)
+TOP_P = Option("Sample from the fewest tokens whose probs sum to this.", low=0.0, high=1.0, above=True)
 TOP_K = Option("Sample from the N most probable tokens.")
 MIN_P = Option("Sample from the tokens that are at least this many times as probable as the most probable one.")
+SCHEMA = Option("A JSON schema: the text is a JSON value of it.", form="FILE", read=_schema)
 REPETITION_PENALTY = Option("Above 1, tokens of the prompt and of the text so far become less probable.")
 SAMPLING_SEED = Seed("The seed of the sampling.")
 

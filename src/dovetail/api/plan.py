@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
-from dovetail.api.arguments import Changes, SpecLike, check_positive, read_spec, silent
+from dovetail.api.arguments import Changes, SpecLike, read_spec, silent
 from dovetail.api.options import DEVICE, PRICE, SET, SPEC, SWAP, TENSOR, BatchSize, Count, Length, Ranks
 from dovetail.api.result import Event, Watch, unwatched
 from dovetail.core.count import read_count
-from dovetail.core.errors import SpecError, UsageError
+from dovetail.core.errors import SpecError
 from dovetail.core.limits import MAX_LENGTH
 from dovetail.core.option import Option
 from dovetail.planning.device import device_named
@@ -72,7 +72,7 @@ def plan(
     longest = longest_length(changed)
     if length > min(MAX_LENGTH, longest or MAX_LENGTH):
         raise SpecError("--length", f"{length} is above {longest or MAX_LENGTH}, the longest sequence of the model")
-    count = _count(tokens)
+    count = None if tokens is None else read_count(tokens)
     job = Job(
         changed,
         gpus,
@@ -92,12 +92,3 @@ def plan(
     found, refused, left = search(job, top, progress or silent, traced)
     outlooks = tuple(outlook(job, one, count, price) for one in found)
     return TrainingPlan(name, job, count, tuple(found), outlooks, tuple(refused), left)
-
-
-def _count(tokens: float | str | None) -> float | None:
-    try:
-        count = read_count(tokens) if isinstance(tokens, str) else tokens
-    except ValueError as error:
-        raise UsageError(f"--tokens: {error}") from error
-    check_positive({"tokens": count})
-    return count

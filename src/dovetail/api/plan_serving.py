@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses as dc
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from dovetail.api.arguments import Changes, SpecLike, check_positive, read_spec
+from dovetail.api.arguments import Changes, SpecLike, read_spec
 from dovetail.api.options import DEVICE, PRICE, SET, SPEC, SWAP, TENSOR, Count, Length, NewTokens
 from dovetail.api.result import Result
 from dovetail.core.count import read_count
@@ -160,11 +160,6 @@ def plan_serving(
     kind, load = device_named(device), Load(prompt, answer, weights, cache, gap)
     found, refused = replicas(changed, kind, load, tensor)
     made = ServingPlan(name, changed, kind, load, tuple(found), tuple(refused), None)
-    try:
-        people = read_count(users) if isinstance(users, str) else users
-    except ValueError as error:
-        raise UsageError(f"--users: {error}") from error
-    check_positive({"users": people})
-    if people is None or made.best is None:
+    if users is None or made.best is None:
         return made
-    return dc.replace(made, capacity=capacity(made.best, load, people, active, requests, price))
+    return dc.replace(made, capacity=capacity(made.best, load, read_count(users), active, requests, price))

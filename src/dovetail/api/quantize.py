@@ -93,9 +93,7 @@ def quantize(
     bits: Annotated[
         int | None,
         Option(
-            "Bits per weight: 4, the default, is int4 in groups with a scale each; 8 is int8 with a scale per output channel.",
-            low=4,
-            high=8,
+            "Bits per weight: 4, the default, is int4 in groups with a scale each; 8 is int8 with a scale per output channel."
         ),
     ] = None,
     format: Annotated[
@@ -134,13 +132,10 @@ def quantize(
     default 64, or fewer where 64 does not divide every matrix. With `activations` "int8" a leaf of int8 also rounds each token
     that it reads to 8 bits, and multiplies integers. `method` is rtn, gptq or awq: by default gptq with a `text`, else rtn. Of
     the text, `samples` sequences of `length` tokens calibrate, and the perplexity is measured on its last twentieth. `skip` are
-    patterns of leaves to leave as they are. `out` is the model directory to write. `on_step` is called with (batches done, in
-    all).
+    patterns of leaves to leave as they are. `out` is the model directory to write; `on_step` gets (batches done, in all).
     """
     from dovetail.core.finite import check_weights
     from dovetail.files.model_dir import must_be_free
-    from dovetail.hf.adapter import is_adapter
-    from dovetail.hf.load import origin
     from dovetail.hf.write import write_own
     from dovetail.transformer import Transformer
     from dovetail.weights.quantization.method import apply, method_needs_text
@@ -152,11 +147,7 @@ def quantize(
     place = None if out is None else Path(out)
     if place is not None:
         must_be_free(place, force)
-    if not isinstance(model, Transformer) and is_adapter(model):
-        remedy = f"merge it first (dovetail merge {model} -o DIR), or quantize its base and load the adapter on that"
-        raise FileError(f"{model}: is an adapter directory, without a model of its own; {remedy}")
-    source = None if isinstance(model, Transformer) else Directory(model)
-    spec = model.spec if isinstance(model, Transformer) else origin(Directory(model)).spec
+    source, spec = (None, model.spec) if isinstance(model, Transformer) else _source(model)
     chosen = _format(spec, bits, format, group, skip)
     if activations is not None:
         chosen = _with_activations(chosen)
@@ -172,11 +163,19 @@ def quantize(
     applied = apply(model, recipe, method, batches, on_step)
     after = _measured(model, corpus, length, speed)
     if place is not None:
-        if source is None:
-            save(model, place)
-        else:
-            write_own(model, source, place)
+        save(model, place) if source is None else write_own(model, source, place)
     return Quantized(model, chosen, method, applied, before, after, place)
+
+
+def _source(model: str | Path) -> tuple[Directory, Model]:
+    """The directory of a model and its spec."""
+    from dovetail.hf.adapter import is_adapter
+    from dovetail.hf.load import origin
+
+    if is_adapter(model):
+        remedy = f"merge it first (dovetail merge {model} -o DIR), or quantize its base and load the adapter on that"
+        raise FileError(f"{model}: is an adapter directory, without a model of its own; {remedy}")
+    return Directory(model), origin(Directory(model)).spec
 
 
 def _format(
@@ -187,7 +186,7 @@ def _format(
     from dovetail.weights.quantization.recipe import candidates
 
     if bits is not None and bits not in FORMATS:
-        raise UsageError(f"--bits {bits}: is not a number of bits that is supported; use {' or '.join(map(str, FORMATS))}")
+        raise UsageError(f"--bits: {bits} is not a supported number of bits; use {' or '.join(map(str, FORMATS))}")
     if bits is not None and format is not None:
         raise UsageError(f"--bits {bits}: the bits are those of --format; give one of the two")
     if isinstance(format, Format):

@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
+from typing import Any, ParamSpec, TypeVar
 
 from dovetail.api.arguments import Changes, read_spec
 from dovetail.core.errors import FileError, UsageError
-from dovetail.core.option import Parameter, Unresolved, alternatives, parameters
+from dovetail.core.option import Parameter, parameters
 from dovetail.core.suggest import names_or_nearest
 from dovetail.disk.model_files import SPEC_FILE
 from dovetail.disk.yaml import parse_yaml, read_text
@@ -33,9 +32,6 @@ R = TypeVar("R")
 PREFIX = "run."  # of a --set that means a key of the run file
 SPEC_KEYS = ("spec", "set", "swap")
 IN_CALLS_ONLY = ("note",)
-WORDS: Mapping[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", Path: "a path"}
-
-
 Parameters = Mapping[str, Parameter]  # by key
 
 
@@ -117,36 +113,7 @@ def _arguments(keys: Mapping[str, Any], known: Parameters, where: str) -> dict[s
         at, error = (f"{where}.{key}", UsageError) if where.startswith("--") else (f"{where}: {key}", FileError)
         if key not in known:
             raise error(f"{at[:200]}: is not a key of a run; {names_or_nearest(str(key), known, 'keys')}")
-        if not _fits(value, known[key].hint):
-            raise error(f"{at}: {str(value)[:60]!r} is not {_words(known[key].hint)}")
+        if (problem := known[key].problem(value)) is not None:
+            raise error(f"{at}: {problem}")
         found[known[key].name] = value
     return found
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value of YAML has the type of an annotation."""
-    kind, inner = get_origin(hint), get_args(hint)
-    items = typing.cast(list[Any], value) if isinstance(value, list) else None
-    if kind in (typing.Union, types.UnionType):
-        return any(_fits(value, one) for one in inner if one is not Unresolved)
-    if kind is Literal:
-        return value in inner
-    if kind is tuple:
-        return items is not None and len(items) == len(inner) and all(map(_fits, items, inner))
-    if kind is not None and not issubclass(kind, Mapping):
-        return items is not None and all(_fits(one, inner[0]) for one in items)
-    if hint in (int, float):
-        return isinstance(value, (int, hint)) and not isinstance(value, bool)
-    return isinstance(value, str if hint is Path else kind or hint)
-
-
-def _words(hint: Any) -> str:
-    """What a value of an annotation is called."""
-    kind, inner = get_origin(hint), get_args(hint)
-    if kind in (typing.Union, types.UnionType):
-        return " or ".join(dict.fromkeys(map(_words, alternatives(hint))))
-    if kind is Literal:
-        return " or ".join(map(str, inner))
-    if kind is tuple:
-        return f"a list of {len(inner)} numbers"
-    return WORDS.get(hint, "a mapping" if kind is None or issubclass(kind, Mapping) else "a list")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from dovetail.api.arguments import Changes, SpecLike, check_positive, silent
+from dovetail.api.arguments import Changes, SpecLike, silent
 from dovetail.api.models import load
 from dovetail.api.options import (
     ONLY,
@@ -28,6 +28,7 @@ from dovetail.api.train_steps import check_options, chosen_precision, last_step,
 from dovetail.api.training_options import (
     ADAPTER,
     DATA,
+    EPOCHS,
     FROM,
     LABELS,
     LOG,
@@ -100,7 +101,7 @@ def train(
         float | None, Option("Train for about N minutes: the first steps are measured (default: 5, if no other end is given).")
     ] = None,
     steps: Annotated[int | None, Steps("Stop after N steps; two such runs with one seed are bit-equal.")] = None,
-    epochs: float | None = None,
+    epochs: Annotated[float | None, EPOCHS] = None,
     out: Annotated[str | Path | None, OUT] = None,
     force: Annotated[bool, REPLACE_MODEL] = False,
     seed: Annotated[int, Seed("The seed of initial weights, batches, dropout and the sample.")] = 0,
@@ -150,7 +151,10 @@ def train(
     keep: Annotated[int, BatchSize("Checkpoints that stay; older ones are deleted.")] = KEEP,
     log: Annotated[LogKind | Sequence[LogKind], LOG] = (),
     timeout: Annotated[
-        float, Option("Seconds that a rank waits for the others before all of them end, with their stacks on stderr.")
+        float,
+        Option(
+            "Seconds that a rank waits for the others before all of them end, with their stacks on stderr.", low=0.0, above=True
+        ),
     ] = TIMEOUT,
     prompt: Annotated[str, Option("The prompt of the sample at the end.")] = "The ",
     sample: Annotated[int, SampleTokens("Tokens to generate at the end.")] = 160,
@@ -215,7 +219,6 @@ def train(
     from dovetail.weights.adapters.storage import Base, Fingerprint, fingerprint
     from dovetail.weights.surgery.resize import with_tied_scale
 
-    check_positive({"timeout": timeout})
     axes: Axes = {"shards": shards, "sequence": sequence, "tensor": tensor, "pipeline": pipeline, "ring": ring}
     if ring and sequence == 1:
         raise UsageError("--ring: there is one chunk of every row; also give --sequence")
@@ -264,7 +267,6 @@ def train(
     needed = BYTES_PER_PARAMETER * parameters(changed) + 4 * batch * length * changed.vocab // micro_batches
     check_memory(needed, f"training {parameters(changed):,} parameters on {batch:,} × {length:,} tokens per step")
     end = last_step(steps, tokens, batch * length)
-    check_positive({"epochs": epochs})
     if epochs is not None and kind.reads == "text":
         raise UsageError("--epochs: are of rows; give --steps or --tokens")
     try:

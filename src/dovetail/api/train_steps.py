@@ -8,7 +8,7 @@ from importlib.util import find_spec as find_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dovetail.api.arguments import NamedSpec, SpecLike, check_positive, read_spec
+from dovetail.api.arguments import NamedSpec, SpecLike, read_spec
 from dovetail.core.count import read_count
 from dovetail.core.errors import FileError, UsageError, install_command
 from dovetail.disk.model_files import RUN_FILE, TOKENIZER_FILE
@@ -33,12 +33,7 @@ def check_options(numbers: dict[str, float], prompt: str) -> None:
 
 def last_step(steps: int | None, tokens: float | str | None, per_step: int) -> int | None:
     """Return the number of steps of a run, where steps or tokens end it."""
-    try:
-        count = read_count(tokens) if isinstance(tokens, str) else tokens
-    except ValueError as error:
-        raise UsageError(f"--tokens: {error}") from error
-    check_positive({"tokens": count, "steps": steps})
-    ends = [steps, None if count is None else math.ceil(count / per_step)]
+    ends = [steps, None if tokens is None else math.ceil(read_count(tokens) / per_step)]
     return min((one for one in ends if one is not None), default=None)
 
 
@@ -74,7 +69,7 @@ def refuse_weights(place: Path) -> None:
         spec = f"{place / SPEC_FILE}" if directory.has(SPEC_FILE) else "a preset or a .yaml file"
         raise FileError(
             f"{place}: holds {present[0]}, which train would discard: it starts with random weights and a tokenizer; "
-            f"to continue from them, give --from {place}; to train this architecture from scratch, give {spec}"
+            f"to continue from them, give it with --from; to train this architecture from scratch, give {spec}"
         )
 
 

@@ -30,6 +30,7 @@ SET = Sets(
     "Change a field first: --set layers.*.mixer.kv_heads=1, or a key of the run file: --set run.batch=4; may be "
     "given many times."
 )
+EPOCHS = Option("", low=0.0, above=True)  # not a flag of train: of tune
 TOKENIZER = Option("The kind of tokenizer; byte_pair encodes any text without loss.")
 SCHEDULE = Option("How the learning rate decays: along a cosine, linearly, in the last fifth of the run (wsd), or not.")
 PRECISION = Option(

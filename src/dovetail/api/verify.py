@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses as dc
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from dovetail.api.arguments import silent
-from dovetail.api.options import InFile, Length, RunDtype, Seed
+from dovetail.api.options import InFile, RunDtype
 from dovetail.api.record import STEPS
 from dovetail.api.result import Event, Result, Watch, unwatched
+from dovetail.api.verify_prompt import PromptOptions, first_tokenizer, read_prompt
 from dovetail.core.dtypes import dtype_of
-from dovetail.core.errors import FileError, SpecError, UsageError
+from dovetail.core.errors import FileError, UsageError
 from dovetail.core.limits import ANSWER_SECONDS
 from dovetail.core.option import Option
+from dovetail.core.option_group import accepts_groups
 from dovetail.views.blocks import View
 from dovetail.views.page import Page
 
@@ -23,14 +26,18 @@ if TYPE_CHECKING:
 
     from dovetail.proof.compare.check import Pass, Verdict
     from dovetail.proof.compare.comparison import Status
+    from dovetail.proof.compare.dump import Dump
     from dovetail.proof.compare.opening import SideLike
     from dovetail.proof.compare.prompt import Prompt
     from dovetail.proof.compare.server import ServerRow, ServerVerdict
-    from dovetail.proof.compare.sides import Side
     from dovetail.proof.rollouts.verdict import RolloutStatus, RolloutVerdict
-    from dovetail.text.tokenizer import Tokenizer
 
-MOST_ROWS, MOST_TOKENS = 256, 65_536  # of a prompt
+OLDER = Option("An earlier checkpoint that may have sampled the rollouts: DIR or hf:DIR; may be given many times.", repeat=True)
+MAP = Option(
+    "A module of a py: side that computes the output of one of ours: 'blocks.{}.attn.proj=layers.{}.mixer.o'; {} is the number "
+    "of the layer.",
+    repeat=True,
+)
 SERVER = ("http://", "https://")
 
 
@@ -70,6 +77,7 @@ class Verification(Result):
         return Page(f"verify: {self.status}", verdict_page(self.verdict))
 
 
+@accepts_groups
 def verify(
     a: Annotated[SideLike, Option("A side: DIR, hf:DIR, py:FILE.py:FACTORY or emit:FILE.py.", argument=True)],
     b: Annotated[
@@ -87,39 +95,13 @@ def verify(
             "NeMo-RL's train_data_stepN.jsonl."
         ),
     ] = None,
-    older: Annotated[
-        Sequence[SideLike] | str | Path,
-        Option(
-            "An earlier checkpoint that may have sampled the rollouts: DIR or hf:DIR; may be given many times.", repeat=True
-        ),
-    ] = (),
-    prompt: Annotated[
-        Sequence[str] | str,
-        Option(
-            "A text that both sides read, by the tokenizer of the first directory that has one; may be given many times.",
-            repeat=True,
-        ),
-    ] = (),
-    rows: Annotated[int, Option("Rows of random tokens, if no prompt is given.")] = 2,
-    length: Annotated[int | None, Length("Tokens per row; by default enough to pass the edge of a short window.")] = None,
-    longest: Annotated[
-        int,
-        Option(
-            "The most tokens of the long prompt, which passes every window and length that a spec or config names; 0: none."
-        ),
-    ] = 4096,
+    older: Annotated[Sequence[SideLike] | str | Path, OLDER] = (),
+    prompt: PromptOptions | Sequence[str] | str = PromptOptions(),
     decode: Annotated[bool, Option("Also decode with a cache.")] = True,
     dtype: Annotated[
         str | torch.dtype | None, RunDtype("Run both sides in this dtype; by default each in that of its weights.")
     ] = None,
-    map: Annotated[
-        Iterable[str] | Mapping[str, str],
-        Option(
-            "A module of a py: side that computes the output of one of ours: 'blocks.{}.attn.proj=layers.{}.mixer.o'; {} is "
-            "the number of the layer.",
-            repeat=True,
-        ),
-    ] = (),
+    map: Annotated[Iterable[str] | Mapping[str, str], MAP] = (),
     model: Annotated[str | None, Option("The name of the model on a server that has several.")] = None,
     timeout: Annotated[
         float, Option("Seconds that one answer of a server may take in all.", low=0.1, high=3600.0)
@@ -127,7 +109,6 @@ def verify(
     python: Annotated[
         str | Path | None, Option("The interpreter of another engine's environment, where B is recorded by one.")
     ] = None,
-    seed: Annotated[int, Seed("The seed of the random prompts.")] = 0,
     why: Annotated[bool, Option("Search for the cause of a difference.")] = True,
     every: Annotated[bool, Option("A line per tap in every layer.")] = False,
     progress: Callable[[str], None] | None = None,
@@ -139,65 +120,44 @@ def verify(
     transformers), `py:FILE.py:FACTORY` (the file is executed), `emit:FILE.py`, or, as the second side, `http://…` (a server) or
     `dump:DIR` (activations that another engine recorded, with the ids it ran) or `vllm:DIR`, `mlx:DIR`, `llamacpp:FILE.gguf`,
     `transformers:DIR` (recorded now by the engine's own interpreter, `python`, in float32 unless `dtype` is given).
-    `prompt` are texts (by the tokenizer of the first directory that has one) or token ids (`"3 14 15"`); by default `rows` rows
-    of random tokens. `longest` bounds the long prompt, which passes every window; 0: none. `map` pairs modules by name:
-    {"blocks.{}.attn.proj": "layers.{}.mixer.o"}. `model` is a server's name of its model, and `timeout` the seconds that one of
-    its answers may take. `why` searches for the cause of a difference.
+    `prompt` says what both read: texts (by the tokenizer of the first directory that has one), token ids (`"3 14 15"`), or
+    random tokens by default. `map` pairs modules by name: {"blocks.{}.attn.proj": "layers.{}.mixer.o"}. `model` is a server's
+    name of its model, and `timeout` the seconds that one of its answers may take. `why` searches for the cause of a difference.
 
     With `rollouts`, a file of what a sampler recorded, there is no second side: the gap between its log-probs and those of `a`
     is explained; `older` are earlier checkpoints that may have sampled it. `progress` is called with a line per step, and
     `watch` with the result of each pass, or prompt of a server, as soon as it is known.
     """
     from dovetail.proof.compare.check import verify as verify_sides
-    from dovetail.proof.compare.dump import Dump
     from dovetail.proof.compare.dump_check import verify_dump
-    from dovetail.proof.compare.engines import engines, recorded
-    from dovetail.proof.compare.opening import DUMP, local, pair
+    from dovetail.proof.compare.opening import local, pair
     from dovetail.proof.compare.server import compare_server
 
-    report_step = progress or silent
+    report_step, pairs, prompts = progress or silent, _pairs(map), cast("PromptOptions", prompt)
     on_pass, on_row = _watching(watch)
     dtype = None if dtype is None else dtype_of(dtype)
-    if isinstance(a, str) and a.startswith(SERVER):
-        raise FileError(f"{a}: a server can be the second side only; the first must be run here")
-    if isinstance(a, str) and (a.startswith(DUMP) or a.partition(":")[0] in engines()):
-        raise FileError(f"{a}: a dump or another engine can be the second side only; the first must be run here")
-    pairs = _pairs(map)
+    _check_sides(a, b, rollouts, older)
     if rollouts is not None:
-        if b is not None:
-            raise UsageError("rollouts are compared with one model; give one side")
         return _rollouts(a, rollouts, older, dtype, pairs, why, report_step)
-    if b is None:
-        raise UsageError("verify compares two sides; give a second one, or --rollouts FILE")
-    if older:
-        raise UsageError("--older names the weights that sampled rollouts; also give --rollouts FILE")
-    texts, tokenizer = (prompt,) if isinstance(prompt, str) else tuple(prompt), _tokenizer(a, b)
-    random = _RandomPrompt(rows, length, seed)
+    assert b is not None, "two sides, or rollouts"
+    tokenizer = first_tokenizer(a, b)
     report_step(f"reading {_label(a)} and {_label(b)}")
     if isinstance(b, str) and b.startswith(SERVER):
-        side = local(a, pairs)
-        read = _prompt(texts, random, tokenizer, side)
+        read = read_prompt(prompts, tokenizer, side := local(a, pairs))
         verdict = compare_server(
             side, b, read, model=model, tokenizer=tokenizer, seconds=timeout, progress=report_step, watch=on_row
         )
         return Verification(verdict)
-    if isinstance(b, str) and b.startswith(DUMP):
+    if isinstance(b, str) and _recorded(b):
         side = local(a, pairs)
-        return Verification(verify_dump(side, Dump(b.removeprefix(DUMP)), why=why, progress=report_step, watch=on_pass), every)
-    if isinstance(b, str) and b.partition(":")[0] in engines():
-        engine, _, where = b.partition(":")
-        side = local(a, pairs)
-        ids = _prompt(texts, random, tokenizer, side).ids()
-        name = "float32" if dtype is None else str(dtype).removeprefix("torch.")
-        report_step(f"recording {b}")
-        with recorded(engine, where, ids, steps=STEPS if decode else 0, dtype=name, python=python) as dump:
+        with _dump(b, lambda: read_prompt(prompts, tokenizer, side), decode, dtype, python, report_step) as dump:
             return Verification(verify_dump(side, dump, why=why, progress=report_step, watch=on_pass), every)
     first, second = pair(a, b, pairs)
-    read = _prompt(texts, random, tokenizer, first, second)
-    verdict = verify_sides(
+    read, longest = read_prompt(prompts, tokenizer, first, second), prompts.longest
+    compared = verify_sides(
         first, second, read, dtype=dtype, why=why, decode=decode, longest=longest, progress=report_step, watch=on_pass
     )
-    return Verification(verdict, every)
+    return Verification(compared, every)
 
 
 def _watching(watch: Watch) -> tuple[Callable[[Pass], None], Callable[[int, ServerRow], None]]:
@@ -208,6 +168,51 @@ def _watching(watch: Watch) -> tuple[Callable[[Pass], None], Callable[[int, Serv
         lambda one: watch(Event("pass", one.data(), pass_line(one))),
         lambda number, row: watch(Event("prompt", {"prompt": number, **row.data()}, row_line(number, row))),
     )
+
+
+def _check_sides(a: SideLike, b: SideLike | None, rollouts: object, older: object) -> None:
+    """Raise unless there are two sides, the first of which runs here, or one and rollouts."""
+    if isinstance(a, str) and (a.startswith(SERVER) or _recorded(a)):
+        kind = "a server" if a.startswith(SERVER) else "a dump or another engine"
+        raise FileError(f"{a}: {kind} can be the second side only; the first must be run here")
+    if rollouts is not None and b is not None:
+        raise UsageError("rollouts are compared with one model; give one side")
+    if rollouts is None and b is None:
+        raise UsageError("verify compares two sides; give a second one, or --rollouts FILE")
+    if rollouts is None and older:
+        raise UsageError("--older names the weights that sampled rollouts; also give --rollouts FILE")
+
+
+def _recorded(side: str) -> bool:
+    """Whether a side is a dump, or recorded by another engine."""
+    from dovetail.proof.compare.engines import engines
+    from dovetail.proof.compare.opening import DUMP
+
+    return side.startswith(DUMP) or side.partition(":")[0] in engines()
+
+
+@contextmanager
+def _dump(
+    side: str,
+    prompt: Callable[[], Prompt],
+    decode: bool,
+    dtype: torch.dtype | None,
+    python: str | Path | None,
+    progress: Callable[[str], None],
+) -> Generator[Dump]:
+    """Yield the dump of a side, which another engine records now, or has recorded."""
+    from dovetail.proof.compare.dump import Dump
+    from dovetail.proof.compare.engines import recorded
+    from dovetail.proof.compare.opening import DUMP
+
+    if side.startswith(DUMP):
+        yield Dump(side.removeprefix(DUMP))
+        return
+    engine, _, place = side.partition(":")
+    name, ids = "float32" if dtype is None else str(dtype).removeprefix("torch."), prompt().ids()
+    progress(f"recording {side}")
+    with recorded(engine, place, ids, steps=STEPS if decode else 0, dtype=name, python=python) as dump:
+        yield dump
 
 
 def _rollouts(
@@ -250,51 +255,3 @@ def _pairs(map: Iterable[str] | Mapping[str, str]) -> dict[str, str]:
             raise FileError(f"--map takes THEIRS=OURS, not {text!r}")
         pairs[theirs] = ours
     return pairs
-
-
-@dc.dataclass(frozen=True)
-class _RandomPrompt:
-    rows: int
-    length: int | None
-    seed: int
-
-    def __post_init__(self) -> None:
-        for name, value, most in (("rows", self.rows, MOST_ROWS), ("length", self.length, MOST_TOKENS)):
-            if value is not None and not 1 <= value <= most:
-                raise SpecError(f"--{name}", f"{value} is not from 1 to {most:,}")
-
-
-def _prompt(texts: Sequence[str], random: _RandomPrompt, tokenizer: Tokenizer | None, *sides: Side) -> Prompt:
-    """Return the token ids of the texts, or random tokens where there are none."""
-    from dovetail.proof.compare.check import padding_token
-    from dovetail.proof.compare.prompt import prompt_of_ids, random_prompt
-
-    spec = next((side.spec for side in sides if side.spec is not None), None)
-    if not texts:
-        if spec is None:
-            remedy = "give --prompt ids, e.g. --prompt '3 14 15'"
-            raise SpecError("prompt", "neither side has a spec to draw a prompt from", remedy)
-        avoid = padding_token(*sides)
-        return random_prompt(spec, rows=random.rows, length=random.length, seed=random.seed, avoid=avoid)
-    if tokenizer is not None:
-        rows = [tokenizer.prompt(text) for text in texts]
-    elif all(text.replace(" ", "").isdigit() for text in texts):
-        rows = [[int(word) for word in text.split()] for text in texts]
-    else:
-        raise SpecError("prompt", "no side has a tokenizer", "give token ids instead: --prompt '3 14 15'")
-    shortest = min(len(row) for row in rows)  # both sides read rows of one length
-    if shortest > MOST_TOKENS:
-        raise SpecError("prompt", f"{shortest:,} tokens; the limit is {MOST_TOKENS:,}", "give a shorter text")
-    return prompt_of_ids([row[:shortest] for row in rows], None if spec is None else spec.vocab)
-
-
-def _tokenizer(*sides: SideLike) -> Tokenizer | None:
-    """Return the tokenizer of the first directory that has one."""
-    from dovetail.text.tokenizer import TOKENIZER_FILE, Tokenizer
-
-    for side in sides:
-        if isinstance(side, (str, Path)):
-            place = Path(str(side).removeprefix("hf:"))
-            if (place / TOKENIZER_FILE).is_file():
-                return Tokenizer.load(place)
-    return None

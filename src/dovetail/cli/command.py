@@ -61,6 +61,9 @@ class Command:
             from dovetail.core.extensions import load_parts
 
             load_parts(values["load"])
+        if self.verb.out:
+            model = os.path.abspath(values[next(iter(self.options))])
+            given.setdefault("out", Path(os.path.relpath(self.verb.out.format(model))))
         ours = {name for function in self.functions for name in declared(function)}
         if self.module is None:
             return self._call({name: value for name, value in given.items() if name in ours}, values)
@@ -75,10 +78,7 @@ class Command:
         printer = self._printer(values)
         if self.verb.streams:
             options["watch"] = printer.event
-        if self.verb.suffix and "out" not in options:
-            options["out"] = beside(values[next(iter(self.options))], self.verb.suffix)
-        result = call(function, options)
-        return printer.end(result)
+        return printer.end(call(function, options))
 
     def _printer(self, values: Options) -> Printer:
         """Return what prints the result as the options say."""
@@ -131,11 +131,6 @@ def call(function: Callable[..., Any], options: Options) -> Any:
         first = next((names[: i + 1] for i, name in enumerate(names) if known[name].variadic), [])
         args = [value for name in first for value in _values(known[name], options.pop(name, ()))]
         return function(*args, **options)
-
-
-def beside(directory: Path, suffix: str) -> Path:
-    """Return the directory DIRECTORY-SUFFIX."""
-    return Path(os.path.relpath(f"{os.path.abspath(directory)}-{suffix}"))
 
 
 def _values(option: Parameter, value: Any) -> tuple[Any, ...]:

@@ -11,26 +11,19 @@ The most probable token is chosen unless --temperature is given. Generation ends
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
-from dovetail.api.options import InFile
 from dovetail.cli.command import Options, call
 from dovetail.cli.output import print_json, print_note, print_text
 from dovetail.core.option import Option
 
-Schema = Annotated[Path | None, InFile("A JSON schema: the text is a JSON value of it.")]
 Json = Annotated[bool, Option("Print one JSON object on stdout at the end.")]
 
 
-def run(given: Options, json_schema: Schema = None, json: Json = False) -> None:
+def run(given: Options, json: Json = False) -> None:
     """Load, generate, and print tokens/s on stderr."""
     from dovetail.api.generate import generate
-    from dovetail.core.limits import GRAMMAR_CHARACTERS
-    from dovetail.disk.untrusted import read_regular
 
-    if json_schema is not None:
-        given["json_schema"] = read_regular(json_schema, GRAMMAR_CHARACTERS, "a JSON schema")
     if given.get("compiled"):
         print_note("compiling the steps of decoding: seconds to minutes")
     result = call(generate, {**given, "on_text": None if json else print_text})

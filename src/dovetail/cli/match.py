@@ -8,15 +8,13 @@ Compare architectures at equal cost: change one part, then adjust another field 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+from dovetail.api.match import Budget, match
 from dovetail.cli.command import Options
 from dovetail.cli.printing import print_result
 from dovetail.core.errors import UsageError
 from dovetail.core.option import Option
-
-if TYPE_CHECKING:
-    from dovetail.weights.surgery.budget import Budget
 
 
 def run(
@@ -27,8 +25,6 @@ def run(
     kv: Annotated[bool, Option("Equal bytes of decode state.")] = False,
 ) -> int:
     """Search, and print the field and its value; 1 where no value makes them equal within 1 %."""
-    from dovetail.api.match import match
-
     wanted: dict[Budget, bool] = {"params": params, "flops": flops, "kv": kv}
     chosen: list[Budget] = [by for by in wanted if wanted[by]] or [next(iter(wanted))]
     if len(chosen) > 1:

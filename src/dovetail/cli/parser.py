@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
 
 from dovetail.core.errors import UsageError
-from dovetail.core.option import Parameter, alternatives, values_of
-from dovetail.core.suggest import did_you_mean, names_or_nearest
+from dovetail.core.option import Parameter
+from dovetail.core.suggest import names_or_nearest
+from dovetail.core.value import alternatives, none_of, values_of
 
 WIDEST = 120  # columns of the help
 COLUMN = 26  # at which the texts of the help begin
@@ -41,12 +42,17 @@ def parse(name: str, about: str, options: Mapping[str, Parameter], args: list[st
     try:
         values, rest = parser.parse_known_intermixed_args([_dashed(word) for word in args])
         if rest:
-            raise argparse.ArgumentError(None, f"Unrecognized options: {' '.join(rest)}")
+            raise argparse.ArgumentError(None, _superfluous(rest[0], options))
         if missing := [_named(option) for option in options.values() if option.required and option.name not in values]:
             raise argparse.ArgumentError(None, f"missing {', '.join(missing)}")
     except argparse.ArgumentError as error:
-        where = f"{error.argument_name.rpartition('/')[2]}: " if error.argument_name else ""
-        raise UsageError(f"{name}: {where}{error.message}; see dovetail {name} --help") from None
+        flag, problem = (error.argument_name or "").rpartition("/")[2], error.message
+        if problem.startswith("expected "):
+            (option,) = (option for option in options.values() if flag in _flags(option))
+            many, _, form = _reader(option)
+            problem = f"a value is missing: {' '.join([flag, *[form] * (many if isinstance(many, int) else 1)])}"
+            flag = ""
+        raise UsageError(f"{name}: {flag and flag + ': '}{problem}; see dovetail {name} --help") from None
     return vars(values)
 
 
@@ -61,6 +67,14 @@ def wrapped(text: str) -> str:
     return "\n\n".join(
         block if block.startswith("  ") else textwrap.fill(" ".join(block.split()), _columns()) for block in blocks
     )
+
+
+def _superfluous(word: str, options: Mapping[str, Parameter]) -> str:
+    """Return the problem of a word that no option takes."""
+    if word.startswith("-"):
+        return f"unknown flag {word}; {names_or_nearest(word, flag_names(options), 'flags')}"
+    taken = " ".join(_named(option) for option in options.values() if not _flags(option))
+    return f"{word!r} is one argument too many; besides flags it takes {taken or 'none'}"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -157,7 +171,7 @@ def _choice(values: tuple[str, ...]) -> Read:
     def read(text: str) -> str:
         if text in values:
             return text
-        raise ValueError(f"{text[:40]!r} is none of its values; {names_or_nearest(text, values, 'values')}")
+        raise ValueError(none_of(text, values))
 
     return read
 
@@ -219,8 +233,7 @@ def _check_words(args: list[str], flags: list[str], prog: str) -> None:
         if flag.startswith("-") and value == "--":  # argparse would drop it
             raise UsageError(f"{prog}: {flag}: '--' cannot be its value")
         if flag.startswith("--") and flag.replace("_", "-") not in flags:
-            hint = did_you_mean(flag, flags) or f"flags: {', '.join(flags)}"
-            raise UsageError(f"{prog}: unknown flag {flag}; {hint}")
+            raise UsageError(f"{prog}: unknown flag {flag}; {names_or_nearest(flag, flags, 'flags')}")
 
 
 def _dashed(word: str) -> str:

@@ -11,7 +11,7 @@ large activations finer steps. With --text the perplexity is measured on the las
 
 from __future__ import annotations
 
-from dovetail.cli.command import Options, beside, call
+from dovetail.cli.command import Options, call
 from dovetail.cli.printing import print_result
 from dovetail.views.progress import delayed_bar
 
@@ -20,6 +20,5 @@ def run(given: Options, json: bool) -> int:
     """Load, quantize, write, print."""
     from dovetail.api.quantize import quantize
 
-    out = given.get("out") or beside(given["model"], "quantized")
     with delayed_bar("{task.description}", "calibrating", counts=True) as on_step:
-        return print_result(call(quantize, {**given, "out": out, "on_step": on_step}), json)
+        return print_result(call(quantize, {**given, "on_step": on_step}), json)

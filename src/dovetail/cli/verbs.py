@@ -14,7 +14,7 @@ class Verb(NamedTuple):
     page: str = ""  # the help of --html, which writes the result as a page
     streams: bool = False  # whether results are printed when they are known, with --jsonl as JSON
     loads: bool = True  # whether --load registers parts: the verb reads a spec
-    suffix: str = ""  # of the directory that is written without --out
+    out: str = ""  # what is written without --out: a path, in which {} is that of the model
 
 
 VERBS = {
@@ -22,9 +22,9 @@ VERBS = {
     "parts": Verb("list the parts", functions=("list_parts",), json="Print a JSON list."),
     "diff": Verb("compare two specs tensor by tensor", page="Also write an HTML page, the models side by side."),
     "match": Verb("find the field value that makes two specs equal in parameters, FLOPs or decode state"),
-    "graft": Verb("change the spec of a trained model and carry its weights over", suffix="grafted"),
-    "quantize": Verb("store the matrices of a model in fewer bits"),
-    "merge": Verb("merge adapters into the weights of a model", suffix="merged"),
+    "graft": Verb("change the spec of a trained model and carry its weights over", out="{}-grafted"),
+    "quantize": Verb("store the matrices of a model in fewer bits", out="{}-quantized"),
+    "merge": Verb("merge adapters into the weights of a model", out="{}-merged"),
     "laws": Verb("run the laws (property tests) on parts, a spec or a model of another library", streams=True),
     "verify": Verb("find where two implementations of a model diverge, and why", page="Also write an HTML page.", streams=True),
     "record": Verb("record the activations of a model inside another engine, for verify"),
@@ -47,7 +47,7 @@ VERBS = {
     "chat": Verb("talk with a model in the terminal"),
     "serve": Verb("serve a model by OpenAI's HTTP routes", functions=("serve", "serve_vllm")),
     "can-serve": Verb("report whether an engine can serve a model, else the part that prevents it"),
-    "map": Verb("draw the attention maps of a layer", json="Print one JSON object, with the attention probs."),
+    "map": Verb("draw the attention maps of a layer", json="Print one JSON object, with the attention probs.", out="map.png"),
     "import": Verb("convert a model directory from Hugging Face layout to ours", functions=("import_",)),
     "export": Verb("convert a model directory to Hugging Face layout"),
     "tiny": Verb("write a small checkpoint of a model, in Hugging Face layout"),

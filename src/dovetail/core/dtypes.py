@@ -23,7 +23,7 @@ def dtype_name(text: str) -> str:
     name = text.removeprefix("torch.").lower()
     name = SHORT.get(name, name)
     if name in ("int8", "int4", "nf4"):
-        formats = "it is a format of stored weights: dovetail quantize, or dovetail plan --serve --weights"
+        formats = "it is a format of stored weights, which quantize writes"
         remedy = f"{formats}; dtypes: {', '.join(NAMES)}"
         raise SpecError("dtype", f"{name} is not a floating-point dtype", remedy)
     if name not in NAMES:

@@ -9,24 +9,26 @@ checked by `checks_options`, and its errors are written by `names_options`: mess
 
 from __future__ import annotations
 
-import builtins
 import dataclasses as dc
 import functools
 import inspect
 import math
 import re
-import sys
-import types
 import typing
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar, get_origin
 
+from dovetail.core.count import read_count
 from dovetail.core.errors import DovetailError, UsageError
-from dovetail.core.option_group import OptionGroup, ungrouped
+from dovetail.core.keywords import checks_keywords
+from dovetail.core.option_group import OptionGroup, accepts_groups, ungrouped
+from dovetail.core.value import TypeNames, type_problem
 
 P = ParamSpec("P")
 R = TypeVar("R")
 FLAG = re.compile(r"(?<![\w-])--?(no-)?([a-z][a-z-]*)")  # in a message
+WORD = r"[^\s`;,)-][^\s`;,)]*"
+COMMAND = re.compile(rf"dovetail (\w+)((?: {WORD})?)((?: --?[a-z-]+(?: {WORD})?)+)")  # with options
 
 
 @dc.dataclass(frozen=True)
@@ -47,6 +49,11 @@ class Option:
 
     def problem(self, value: Any) -> str | None:
         """Return what is wrong with a number; None if it is within the bounds."""
+        if self.read is read_count and isinstance(value, str):
+            try:
+                value = read_count(value)
+            except ValueError as error:
+                return str(error)
         unbounded = math.isinf(self.low) and math.isinf(self.high)
         if unbounded or isinstance(value, bool) or not isinstance(value, int | float):
             return None
@@ -54,6 +61,8 @@ class Option:
             return None
         low, high = (f"{bound:,}" if isinstance(bound, int) else f"{bound:g}" for bound in (self.low, self.high))
         shown = f"{value:,}" if isinstance(value, int) else f"{value:g}"
+        if math.isinf(self.high):
+            return f"{shown} is not above {low}" if self.above else f"{shown} is below {low}"
         return f"{shown} is not above {low}, up to {high}" if self.above else f"{shown} is not from {low} to {high}"
 
 
@@ -76,6 +85,10 @@ class Parameter(NamedTuple):
         """The key of a run file: `from` for `from_`."""
         return self.name.rstrip("_")
 
+    def problem(self, value: Any) -> str | None:
+        """Return what is wrong with a value: its type, or its bounds; None if nothing is."""
+        return type_problem(value, self.hint) or self.option.problem(value)
+
 
 def parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
     """Return the parameters of a function by name, those without an option too, and the fields of each group in its place."""
@@ -97,20 +110,28 @@ def declared(function: Callable[..., Any]) -> dict[str, Parameter]:
 
 
 def checks_options(function: Callable[P, R]) -> Callable[P, R]:
-    """Raise UsageError for a number that is outside the bounds of its parameter."""
-
-    @functools.cache
-    def options() -> dict[str, Option]:
-        return {name: parameter.option for name, parameter in parameters(function).items()}
+    """Raise UsageError for a value of another type than that of its parameter, or outside its bounds."""
+    known = functools.cache(lambda: parameters(function))
+    signature = inspect.signature(function)
 
     @functools.wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> R:
-        for name, value in ungrouped({**dict(zip(options(), args, strict=False)), **keywords}).items():
-            if name in options() and (problem := options()[name].problem(value)) is not None:
-                raise UsageError(f"{name}: {problem}")
+        try:
+            given = signature.bind(*args, **keywords).arguments
+        except TypeError:  # an argument is missing, or one too many: the call says which
+            return function(*args, **keywords)
+        for name, value in ungrouped(given).items():
+            for item in value if known()[name].variadic else (value,):
+                if (problem := known()[name].problem(item)) is not None:
+                    raise UsageError(f"{name}: {problem}")
         return function(*args, **keywords)
 
     return call
+
+
+def public_function(function: Callable[P, R]) -> Callable[P, R]:
+    """Return the function as `dovetail` provides it: with its keywords and values checked, and errors in its own words."""
+    return names_options(accepts_groups(checks_keywords(checks_options(function))))
 
 
 def names_options(function: Callable[P, R]) -> Callable[P, R]:
@@ -128,7 +149,7 @@ def names_options(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def in_python(message: str, function: Callable[..., Any]) -> str:
-    """Return a message of a command line with the options of a function as a call writes them; a command in it stays."""
+    """Return a message of a command line with the options of a function, and the commands in it, as a call writes them."""
     known = parameters(function).values()
     flags = {parameter.key.replace("_", "-"): parameter for parameter in known}
     flags |= {parameter.option.short[1:]: parameter for parameter in known if parameter.option.short}
@@ -139,42 +160,14 @@ def in_python(message: str, function: Callable[..., Any]) -> str:
             return flag[0]
         return f"{parameter.name}={not flag[1]}" if isinstance(parameter.default, bool) else parameter.name
 
-    said, command, rest = message.partition("dovetail ")
-    return FLAG.sub(written, said) + command + rest
+    return FLAG.sub(written, COMMAND.sub(_as_call, message))
 
 
-def alternatives(hint: Any) -> tuple[Any, ...]:
-    """Return the types of a union without None and those that are not imported, or the one type."""
-    union = get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    return tuple(one for one in union if one not in (type(None), Any, Unresolved))
-
-
-def values_of(hint: Any) -> tuple[Any, ...]:
-    """Return the values of a Literal, alone or in a union; () where there is none."""
-    return next((get_args(one) for one in alternatives(hint) if get_origin(one) is Literal), ())
-
-
-class _Attributes(type):
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return cls
-
-
-class Unresolved(metaclass=_Attributes):
-    """A type that is imported for type checkers only, as torch.dtype."""
-
-
-class TypeNames(dict[str, Any]):
-    """Names of an annotation that its module imports for type checkers only."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.module = vars(sys.modules[function.__module__])
-
-    def __missing__(self, name: str) -> Any:
-        if name in self.module or hasattr(builtins, name):
-            raise KeyError(name)  # it is found there
-        return Unresolved
+def _as_call(command: re.Match[str]) -> str:
+    """Return `dt.merge('model', out=DIR)` for `dovetail merge model -o DIR`."""
+    options = re.findall(rf"--?([a-z-]+)(?: ({WORD}))?", command[3].replace(" -o", " --out"))
+    given = [f"{name.replace('-', '_')}={value or True}" for name, value in options]
+    return f"dt.{command[1]}({', '.join([*map(repr, command[2].split()), *given])})"
 
 
 def _hints(declaring: Callable[..., Any]) -> dict[str, Any]:

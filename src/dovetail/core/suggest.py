@@ -17,7 +17,8 @@ def nearest(name: str, known: Iterable[str], most: int = MOST) -> list[str]:
     """
     name, names = name[:LONGEST].lower().lstrip("-"), {other.lower().lstrip("-"): other for other in known}
     close = difflib.get_close_matches(name, names, most, CUTOFF)
-    close += [other for other in names if len(name) > 1 and other not in close and (name in other or other in name)]
+    holding = [other for other in names if min(len(name), len(other)) > 1 and (name in other or other in name)]
+    close += [other for other in holding if other not in close]
     return [names[other] for other in close[:most]]
 
 

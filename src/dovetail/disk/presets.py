@@ -20,5 +20,7 @@ def preset_names() -> tuple[str, ...]:
 def find_preset(name: str) -> str:
     """Return the YAML text of a preset. The error of an unknown name has the nearest ones."""
     if name not in preset_names():
-        raise FileError(f"{name}: no such file, directory or preset; {names_or_nearest(name, preset_names(), 'presets')}")
+        is_path = "/" in name or name.endswith(SUFFIX)
+        known = "" if is_path else f", directory or preset; {names_or_nearest(name, preset_names(), 'presets')}"
+        raise FileError(f"{name}: no such file{known}")
     return (resources.files(FOLDER) / f"{name}{SUFFIX}").read_text(encoding="utf-8")

@@ -53,6 +53,12 @@ PIECE = 1 << 16  # characters encoded as one where the text can be cut
 AT_ONCE = 16  # pieces encoded together
 
 
+def check_tokenizer(where: Directory) -> None:
+    """Raise FileError unless a model directory has a tokenizer."""
+    if not where.has(TOKENIZER_FILE):
+        raise FileError(f"{where.place}: has no {TOKENIZER_FILE}, so it reads no text; copy that of the original model into it")
+
+
 class Tokenizer:
     """Text to token ids and back."""
 
@@ -65,6 +71,7 @@ class Tokenizer:
     def load(directory: str | Path) -> Tokenizer:
         """Return the tokenizer of a model directory."""
         where = Directory(directory)
+        check_tokenizer(where)
         path, text = where.place / TOKENIZER_FILE, where.text(TOKENIZER_FILE, TOKENIZER_BYTES)
         _check_bounds(text, path)
         with _engine_errors(f"{path}: cannot be read as a tokenizer"), _without_panic_messages:

@@ -41,7 +41,7 @@ DRAWS = 4  # inputs that are tested: with one of them an expert may get no token
 SILENT = 1e-13  # of the largest gradient: the gradient of a weight whose effect cancels is rounding only
 COMPILED = 1e-5  # tolerance where both sides run the same operators in float32
 SOURCES = ("encoder_hidden_states", "encoder_outputs")  # names of the argument that cross attention reads
-RIGHT, LEFT, PACKED, _ = ARRANGEMENTS
+RIGHT, LEFT, PACKED, *_ = ARRANGEMENTS
 FOREIGN = Laws()
 law = FOREIGN.law
 

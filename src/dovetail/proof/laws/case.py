@@ -184,7 +184,7 @@ def rows_of(x: Tensor, lengths: Sequence[int]) -> list[Tensor]:
 
 
 class Arrangement(NamedTuple):
-    """A way to put sequences of LENGTHS into one batch: padded on either side, packed into one row, or flat."""
+    """A way to put sequences of LENGTHS into one batch: padded on either side, packed into one row or two, or flat."""
 
     what: str  # with the number of a sequence: `row {} padded on the left`
     shape: tuple[int, ...]  # of the tokens of the batch
@@ -222,6 +222,12 @@ ARRANGEMENTS = (
         (1, sum(LENGTHS)),
         [(0, span) for span in SPANS],
         lambda: TokenLayout.packed([LENGTHS], sum(LENGTHS)),
+    ),
+    Arrangement(
+        "document {} packed, with another row",
+        (2, sum(LENGTHS[:2])),
+        [(0, SPANS[0]), (0, SPANS[1]), (1, slice(0, LENGTHS[2]))],
+        lambda: TokenLayout.packed([LENGTHS[:2], LENGTHS[2:]], sum(LENGTHS[:2])),
     ),
     Arrangement("row {} in a flat batch", (sum(LENGTHS),), [(span,) for span in SPANS], lambda: TokenLayout.flat(LENGTHS)),
 )

@@ -1,9 +1,9 @@
 """Law 19, programs: random programs over the decode state, on every layout, against the full forward pass.
 
-A program is a random sequence of steps (batched and flat, rows without a new token too), forks, marks, roll-backs (several in a
-row), frees with admissions, and steps that must be refused. The law keeps the tokens of every row as a plain list. Each step's
-outputs must equal those of one pass over the whole list; a refused step must change nothing; a roll-back must reach its last
-mark; and when all rows are freed, the pool must have all its room again.
+A program is a random sequence of steps (batched and flat, rows without a new token too), forks, rows restored from another,
+marks, roll-backs (several in a row), frees with admissions, and steps that must be refused. The law keeps the tokens of every
+row as a plain list. Each step's outputs must equal those of one pass over the whole list; a refused step must change
+nothing; a roll-back must reach its last mark; and when all rows are freed, the pool must have all its room again.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dovetail.core.errors import StateError
 from dovetail.core.layout import TokenLayout
 from dovetail.proof.laws.case import BATCH, DTYPE, LENGTHS, Case, N, law
 from dovetail.proof.laws.sequence import LAYOUTS, CaseDecoder, decodes
+from dovetail.state import saved
 from dovetail.state.pool import Layout, Pool
 from dovetail.state.slots import Paged
 
@@ -69,7 +70,7 @@ class Program(CaseDecoder):
         self.step(list(range(ROWS)), [self.rng.randint(4, 7) for _ in range(ROWS)])
         self.step(list(range(3)), [self.rng.randint(4, 6) for _ in range(3)])
         actions: list[Callable[[], None]] = [self.leave_rows_out, self.rewind, self.rewind_a_fork, self.rewind_to_a_mark]
-        actions += [self.mark_again, self.fork, self.refuse, self.end_row]
+        actions += [self.mark_again, self.fork, self.restore, self.refuse, self.end_row]
         self.rng.shuffle(actions)
         for action in actions[: len(actions) // self.case.share + self.case.share - 1]:
             action()
@@ -142,6 +143,18 @@ class Program(CaseDecoder):
         self.rollback(b, point + self.rng.randint(0, 1))
         self.step([a, b], [1, 2])
 
+    def restore(self) -> None:
+        """A row restored from another continues beside it with other tokens; a third is rolled back at once, by more than the
+        slack of a ring."""
+        a = self.long_row(room=SLACK)
+        b, c = self.rng.sample([row for row in range(ROWS) if row != a], 2)
+        for row, back in ((b, 0), (c, SLACK + 2)):
+            self.free(row, self.rows[a].source)
+            self.rows[row].tokens = tokens = self.rows[a].tokens[:]
+            saved.restore(self.pool, row, len(tokens), saved.pages_of(self.pool, a), saved.snapshot(self.pool, a))
+            self.rollback(row, len(tokens) - back)
+            self.step([a, row], [1, 2])
+
     def refuse(self) -> None:
         """Steps that are refused: a row that is too long behind a forked one, rows too long together, one row twice."""
         a, b, c = self.rng.sample(range(ROWS), 3)
@@ -166,9 +179,9 @@ class Program(CaseDecoder):
         """The number of tokens that still fit in the row."""
         return N - len(self.rows[row].tokens)
 
-    def admit_row(self, row: int) -> None:
-        """Begin a sequence, with an encoder input of its own where the model has an encoder."""
-        source = self.rng.randrange(BATCH)
+    def admit_row(self, row: int, source: int | None = None) -> None:
+        """Begin a sequence, with an encoder input of its own, or this one, where the model has an encoder."""
+        source = self.rng.randrange(BATCH) if source is None else source
         self.rows[row] = ProgramRow(source)
         if self.case.spec.encoder is None:
             return
@@ -181,10 +194,10 @@ class Program(CaseDecoder):
         ctx = Ctx(layout=layout, encoder_output=output, encoder_layout=layout)
         self.case.model.fill(ctx, self.pool.admit([row], [LENGTHS[source]]))
 
-    def free(self, row: int) -> None:
+    def free(self, row: int, source: int | None = None) -> None:
         """End the sequence of a row and begin another."""
         self.pool.free(row)
-        self.admit_row(row)
+        self.admit_row(row, source)
 
     def long_row(self, room: int = 0) -> int:
         """A row of 12 tokens or more, so that small windows have wrapped, with room for more."""

@@ -15,7 +15,7 @@ import dataclasses as dc
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from dovetail.account import Account
 from dovetail.core.check import check
@@ -25,7 +25,6 @@ from dovetail.core.fold import parameters
 from dovetail.core.part import field_types, join, walk_spec
 from dovetail.model import Model
 
-Budget = Literal["params", "flops", "kv"]
 TOLERANCE = 0.01
 SECANTS = 12  # steps of the search
 NEAR = 64  # values around the one that is searched, of which the nearest legal one is taken
@@ -57,7 +56,7 @@ def _flops(spec: Model, length: int) -> float:
     return work["matmul"] + work["attention_causal"]
 
 
-BUDGETS: Mapping[Budget, Callable[[Model, int], float]] = {
+BUDGETS: Mapping[str, Callable[[Model, int], float]] = {
     "params": lambda spec, length: parameters(spec),
     "flops": _flops,
     "kv": lambda spec, length: Account(spec, length, "bf16").state_bytes(length),
@@ -115,7 +114,7 @@ def fit(spec: Model, pattern: str, old: int, budget: Callable[[Model], float], t
     return next((found for found in rounded if found is not None and found.distance(target) <= TOLERANCE), best)
 
 
-def match_budget(a: Model, b: Model, by: Budget, length: int, vary: str | None = None) -> list[Found]:
+def match_budget(a: Model, b: Model, by: str, length: int, vary: str | None = None) -> list[Found]:
     """The fields of B with the values that bring its cost nearest to that of A: those within the tolerance first, the smallest
     change first, then the others, the nearest first. `vary` is the pattern of the one field to change."""
 
