@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from dovetail.core.errors import FileError
 from dovetail.core.layout import TokenLayout
 from dovetail.data.corpus import Batch
-from dovetail.disk import checksum, replace, tensors
+from dovetail.disk import replace, shape, tensors
 from dovetail.files.spec import from_yaml
 from dovetail.parallel.construction import local
 from dovetail.parallel.layout import Layout
@@ -34,7 +34,7 @@ from dovetail.training.plan import Plan
 from dovetail.training.ranks import Ranks
 from dovetail.training.step import Trainer
 
-LINES = {module.__file__ for module in (checkpoint, storage, tensors, replace, checksum)}  # of a save
+LINES = {module.__file__ for module in (checkpoint, storage, tensors, replace, shape)}  # of a save
 NEWNS, NEWUSER, PRIVATE, REMOUNT = 0x20000, 0x10000000, 0x44000, 0x20  # of unshare(2) and mount(2)
 NOBODY = 65534
 LARGE = SPEC.replace("width: 64", "width: 128").replace("head: 16", "head: 32").replace("hidden: 172", "hidden: 512")
@@ -105,7 +105,7 @@ def save_and_die(place: str, step: int, death: tuple[int, int] | None, later: bo
 
     for i, value in enumerate(values.values()):
         local(value).fill_(step + i / 1000)
-    checkpoints._commit = commit
+    checkpoints._commit = commit  # type: ignore[attr-defined]
     (checkpoints.save_later if later else checkpoints.save)(step, values, {"step": step})
     checkpoints.wait()
     return {"lines": count[0]}

@@ -25,7 +25,7 @@ from dovetail.core.limits import TEMPLATE_SECONDS
 from dovetail.serving.engine import Engine
 from dovetail.serving.request import Request
 from dovetail.text.chat import ChatTemplate
-from dovetail.weights.adapters.tensors import adapter_tensors
+from dovetail.weights.adapters.storage import adapter_tensors
 
 KEY = {"Authorization": "Bearer admin"}
 

@@ -23,7 +23,7 @@ import numpy as np
 import yaml
 from hostile_inputs import BASE, EVIL, PRECIOUS, Input, Prepare
 
-from dovetail.disk.checksum import data_sha256
+from dovetail.disk.shape import data_sha256
 
 ODD: list[Any] = [None, "x", EVIL, -1, 1.5, True, 10**12, [], {}, [[1]], [{"a": []}], {"a": [1]}, math.inf, "9" * 5000]
 ROW = {"messages": [{"role": "user", "content": "It was"}, {"role": "assistant", "content": "the best of times"}]}
@@ -51,8 +51,7 @@ def more_fixtures(folder: Path) -> None:
     from dovetail.api.train import train
     from dovetail.hf.peft import write_peft
     from dovetail.weights.adapters.attach import attach, read_adapter
-    from dovetail.weights.adapters.storage import Stored, write_adapter
-    from dovetail.weights.adapters.tensors import adapter_tensors
+    from dovetail.weights.adapters.storage import Stored, adapter_tensors, write_adapter
 
     train(folder / "spec.yaml", folder / "text.txt", steps=2, batch=2, length=8, out=folder / "run", quiet=True, sample=0)
     quantize(folder / "model", format="int8", out=folder / "small")

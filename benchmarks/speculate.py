@@ -31,7 +31,7 @@ from dovetail.serving.request import Request
 from dovetail.serving.speculate import Drafter, DraftModel, PromptLookup
 from dovetail.text.learn import learn
 from dovetail.text.tokenizer import Tokenizer
-from dovetail.training.trainable import train_only, weights_named
+from dovetail.training.optim import train_only, weights_named
 from dovetail.transformer import Transformer
 
 ATTENTION = "{mixer: {heads: 2, head: 16}, ffn: {hidden: 64}}"

@@ -31,10 +31,10 @@ from dovetail.construction import build
 from dovetail.core.layout import TokenLayout
 from dovetail.data.corpus import Batch
 from dovetail.model import ModelModule
-from dovetail.ops.loss import chunked_cross_entropy
+from dovetail.ops.vocab import chunked_cross_entropy
+from dovetail.training.metrics import faster_precision
 from dovetail.training.objective import next_token
 from dovetail.training.plan import Plan, Precision
-from dovetail.training.speed import faster_precision
 from dovetail.training.step import Trainer
 
 GOAL, RATE = Goal(low=1.0), 1e-3

@@ -37,7 +37,7 @@ from dovetail.transformer import Transformer
 from dovetail.weights.adapters.attach import attach
 from dovetail.weights.adapters.lora import Lora
 from dovetail.weights.adapters.multi_lora import Bank
-from dovetail.weights.adapters.tensors import adapter_tensors
+from dovetail.weights.adapters.storage import adapter_tensors
 
 PEERS, ENVIRONMENTS = Path(__file__).parent / "peers", Path(__file__).parents[1] / ".peers"
 RATE, RANK, MANY, STEPS = 1e-3, 16, 8, 2

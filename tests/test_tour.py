@@ -16,7 +16,7 @@ from test_snippets import Snippet, snippets
 
 ROOT = Path(__file__).parent.parent
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-PART = "src/dovetail/parts/position/alibi.py"
+PART = "src/dovetail/parts/position/bias.py"
 
 
 def tour() -> str:

@@ -11,7 +11,7 @@ and in constants of a module. Left out:
   joins a torchrun job, which has tests of its own
 - by name: module constants that set the size of a tile, chunk or message, which change no result, or that bound a field, which
   tests compare (SETTINGS)
-- by file: messages (core/errors.py, core/printable.py), limits of files (core/limits.py), and what tests compare but no law
+- by file: messages (core/errors.py), limits of files (core/limits.py), and what tests compare but no law
   runs: the refusal of non-finite weights (core/finite.py), the machine's memory (core/memory.py), short forms of YAML
   (core/layers.py), names of dtypes (core/dtypes.py), the values that a field takes (core/field.py); parallel/pair.py, which
   starts and stops the processes that laws run in
@@ -51,7 +51,7 @@ NO_RESULT = frozenset(
 )
 LEFT_ALONE = {"ops": frozenset({"cost"})}
 NOT_RUN = ("core/finite.py", "core/memory.py", "core/layers.py", "core/dtypes.py", "core/field.py")  # by any law
-LEFT_OUT = ("core/errors.py", "core/printable.py", "core/limits.py", "parallel/pair.py", *NOT_RUN)
+LEFT_OUT = ("core/errors.py", "core/limits.py", "parallel/pair.py", *NOT_RUN)
 # module constants that choose how something is computed, never what
 SETTINGS = frozenset(
     {"TILE", "PIECE", "CHUNK", "LEAST", "FEW", "MAX_COUNTED", "LONGEST", "MOST", "SHORT", "CACHED_MASKS", "LANE"}

@@ -13,7 +13,7 @@ from dovetail.construction import build
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
-from dovetail.ops.loss import chunked_cross_entropy
+from dovetail.ops.vocab import chunked_cross_entropy
 from dovetail.proof.laws.oracle import Comparison, alone, numbers, oracle, part, row
 
 ROW = [[[90.0, -70.0], [1.0, 2.0], [3.0, 6.0]]]  # padding, then two tokens

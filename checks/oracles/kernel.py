@@ -18,7 +18,7 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.view import Scoring
 from dovetail.ops.attend import BACKENDS, attend, chosen, is_plain, offering, using
 from dovetail.ops.attend_tiled import MaskCache, Work
-from dovetail.ops.backend import Backend, Shape
+from dovetail.ops.implementation import Backend, Shape
 from dovetail.proof.laws.kernel import small_tiles
 from dovetail.proof.laws.oracle import Comparison, numbers, oracle, part, row
 

@@ -29,7 +29,7 @@ from dovetail.text.tokenizer import Tokenizer
 from dovetail.weights.adapters.attach import attach, detach
 from dovetail.weights.adapters.lora import Lora
 from dovetail.weights.adapters.multi_lora import Bank
-from dovetail.weights.adapters.tensors import adapter_tensors
+from dovetail.weights.adapters.storage import adapter_tensors
 
 START = (1,)  # the first decoder token of an encoder–decoder
 TEXT = "the cat sat on the mat; 12 mice ate 3 cheeses. " * 4

@@ -24,7 +24,7 @@ from dovetail.state.pool import Pool
 from dovetail.weights.adapters.attach import Merged, attach, detach, merge
 from dovetail.weights.adapters.lora import Lora
 from dovetail.weights.adapters.multi_lora import Bank
-from dovetail.weights.adapters.tensors import adapter_tensors, set_adapter
+from dovetail.weights.adapters.storage import adapter_tensors, set_adapter
 
 VOCAB = 40
 _MIXER = "mixer: {heads: 2, kv_heads: 1, head: 6, dropout: 0.3}"
@@ -130,7 +130,7 @@ class ModelSession(Session):
     def close(self, got: Tensor, expected: Tensor, what: str) -> None:
         scale = max(1.0, expected.abs().max().item())
         if got.shape != expected.shape or (apart := (got - expected).abs().max().item()) > CLOSE[self.dtype] * scale:
-            wrong(f"{what}: differs from a fresh object's by {apart if got.shape == expected.shape else 'its shape'}")
+            wrong(f"{what}: differs from a fresh object's by {apart if got.shape == expected.shape else 'its shape'}")  # type: ignore[possibly-undefined]
 
     def _weights(self, model: Any) -> dict[str, Tensor]:
         return {path: weight.detach().clone() for path, weight in model.named_parameters() if ".adapter." not in path}
@@ -195,7 +195,7 @@ class ModelSession(Session):
         if grad and got["head.logits"].requires_grad:
             for one in (got, expected):
                 one["head.logits"].float().square().sum().backward()
-            self.close(got[names[1]].grad, expected[names[1]].grad, "gradient at a tap")
+            self.close(got[names[1]].grad, expected[names[1]].grad, "gradient at a tap")  # type: ignore[arg-type]
             self.model.zero_grad()
 
     def do_loss(self, seed: int, step: bool) -> None:

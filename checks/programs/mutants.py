@@ -75,7 +75,7 @@ MUTANTS = (
         "return max(one.prompt - one.computed, 1)",
         "return one.left",
     ),
-    Mutant("A19: weights written to in place", "engine", "dovetail.serving.weights", "Weights.written", "!=", "is None is"),
+    Mutant("A19: weights written to in place", "engine", "dovetail.serving.recovery", "Weights.written", "!=", "is None is"),
     Mutant("A19: training mode", "engine", RUNNER, "check_served", "if model.training:", "if False:"),
     Mutant(
         "A20: an interrupted call is not recovered from",

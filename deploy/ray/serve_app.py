@@ -32,10 +32,7 @@ from dovetail.api.serve import open_app, server_options
 from dovetail.core.errors import UsageError
 from dovetail.serving.client import Busy
 from dovetail.serving.http.guard import Gate, Guard
-from dovetail.serving.replicas.answer import ReplicaCall, answer
-from dovetail.serving.replicas.merge import merge
-from dovetail.serving.replicas.prefix import Placement
-from dovetail.serving.replicas.relay import Relay, ReplicaLost
+from dovetail.serving.replicas.relay import Placement, Relay, ReplicaCall, ReplicaLost, answer, merge
 from dovetail.serving.worker import QUEUED
 
 OPTIONS = ("name", "api_key_file", "allow_host", "allow_origin", "adapter", "metrics_prefix", "tool_parser")  # of the server
@@ -43,7 +40,7 @@ METRICS_SECONDS = 5.0
 
 
 class PrefixRouter(RequestRouter):
-    """Sends a prompt to the replica that has had its longest prefix (dovetail/serving/replicas/prefix.py)."""
+    """Sends a prompt to the replica that has had its longest prefix (dovetail/serving/replicas/relay.py)."""
 
     def initialize_state(self, slack: int = 4) -> None:
         self.placement = Placement(slack)

@@ -75,7 +75,7 @@ def __getattr__(name: str) -> Any:
         return sorted(_modules())
     modules = {} if name.startswith("__") else _modules()
     if name not in modules:
-        from dovetail.core.suggest import did_you_mean
+        from dovetail.core.errors import did_you_mean
 
         raise AttributeError(f"dovetail has no {name!r}; {did_you_mean(name, modules)}".removesuffix("; "))
     public = getattr(importlib.import_module(modules[name]), name)

@@ -54,7 +54,7 @@ from dovetail.core.scope import Scope
 from dovetail.core.swap import Lost, fit, no_group, replaced, swap_group, with_position
 from dovetail.core.wire import Branching, Scaled, WireModule
 from dovetail.disk.yaml import dump_yaml
-from dovetail.ops.loss import label_log_probs
+from dovetail.ops.vocab import label_log_probs
 
 # -- wire -----------------------------------------------------------------------------------------------------------
 

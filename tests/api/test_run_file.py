@@ -11,12 +11,12 @@ import pytest
 import dovetail as dt
 from dovetail.cli import main
 from dovetail.cli.command import command_of
-from dovetail.core.count import read_count
 from dovetail.core.errors import FileError, UsageError
 from dovetail.core.option import parameters
+from dovetail.core.units import read_count
 from dovetail.disk.yaml import parse_yaml
-from dovetail.training import speed
-from dovetail.training.interrupt import Interrupt
+from dovetail.training import metrics
+from dovetail.training.loop import Interrupt
 
 SPEC = "{width: 28, vocab: 270, layers: [{repeat: 2, mixer: {heads: 2, kv_heads: 1, dropout: 0.1}, ffn: {hidden: 44}}]}"
 RUN = f"""
@@ -174,9 +174,9 @@ def test_auto_precision_is_what_was_measured_and_is_recorded(bf16_is_faster: boo
     def measured(dtype: Any, device: Any) -> float:
         return 2e9 if (dtype.itemsize == 2) == bf16_is_faster else 1e9
 
-    monkeypatch.setattr(speed, "peak_flops", measured)
+    monkeypatch.setattr(metrics, "peak_flops", measured)
     dt.train("my.yaml", out="first", quiet=True, precision="auto", steps=1)
     assert settings("first")["precision"] == ("bf16" if bf16_is_faster else "fp32")
-    monkeypatch.setattr(speed, "peak_flops", lambda dtype, device: 1e9 * dtype.itemsize)
+    monkeypatch.setattr(metrics, "peak_flops", lambda dtype, device: 1e9 * dtype.itemsize)
     again = dt.train("my.yaml", out="first", quiet=True, precision="auto", steps=1)
     assert len(again.history) == 1, "a resumed run keeps its precision, whatever is measured now"

@@ -53,7 +53,7 @@ def test_a_fault_does_no_harm(row: str) -> None:
         ("C1", "checkpoint.write_manifest = lambda place, manifest: None"),
         ("C3", "checkpoint.verify = lambda path, *_: checkpoint.read_manifest(path)"),
         ("C4", "checkpoint.FileError = OSError"),
-        ("C13", "__import__('dovetail.training.stragglers', fromlist=['']).FACTOR = 1e9"),
+        ("C13", "__import__('dovetail.training.ranks', fromlist=['']).FACTOR = 1e9"),
         ("C14", "checkpoint.read_chunks = lambda *_: None"),
         ("C11", "checkpoint.NAME = __import__('re').compile(r'step-(0000000[1-4])')"),
     ],

@@ -39,7 +39,7 @@ def test_a_site_has_its_function_and_module():
 
 @pytest.mark.slow
 def test_users_of_a_module():
-    assert "dovetail.parts.head" in sites.users("dovetail.ops.loss")
+    assert "dovetail.parts.head" in sites.users("dovetail.ops.vocab")
     tiles = sites.users("dovetail.ops.tiles")
     assert {"dovetail.ops.attend_tiled", "dovetail.ops.attend", "dovetail.parts.mixer.attention"} <= tiles
     assert not {"dovetail.parts.head", "dovetail.ops.mask"} & tiles
@@ -50,7 +50,7 @@ def test_users_of_a_module():
 @pytest.mark.parametrize(
     ("file", "what"),
     [
-        pytest.param("ops/loss.py", "total + summed_chunk: Sub", marks=pytest.mark.slow),
+        pytest.param("ops/vocab.py", "total + summed_chunk: Sub", marks=pytest.mark.slow),
         pytest.param("ops/attend.py", "k.n - 1: Add", marks=pytest.mark.slow),
         pytest.param("ops/mask.py", "partial <= MAX_COUNTED: Lt", marks=pytest.mark.slow),
         ("parts/mask/distance.py", "self.keep == 0: NotEq"),
@@ -74,7 +74,7 @@ def test_a_mutant_that_never_ends_is_stopped():
 @pytest.mark.timeout(1500)
 def test_a_mutant_that_changes_nothing_survives():
     # float32 cast to float32: if this were caught, a law would be wrong or its tolerance too small
-    _, message = mechanical._try(site("ops/loss.py", "part.dtype.itemsize < 4: LtE"), 0)
+    _, message = mechanical._try(site("ops/vocab.py", "part.dtype.itemsize < 4: LtE"), 0)
     assert message == ""
 
 

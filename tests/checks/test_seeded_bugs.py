@@ -59,7 +59,7 @@ def test_messages_and_samples_are_not_mutated():
 
 @pytest.mark.slow
 def test_a_mechanical_mutant_is_caught_in_a_process_of_its_own():
-    site = next(s for s in sites.sites() if s.file == "parts/position/alibi.py" and "sign dropped" in s.what)
+    site = next(s for s in sites.sites() if s.file == "parts/position/bias.py" and "sign dropped" in s.what)
     _, message = mechanical._try(site, 0)
     assert "own_number" in message
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from dovetail.cli import main
 from dovetail.cli.output import SafeConsole, print_error, print_line, print_text
 from dovetail.construction import build
-from dovetail.core.printable import printable
+from dovetail.core.errors import printable
 from dovetail.files.model_dir import WEIGHTS_FILE, save
 from dovetail.files.spec import SPEC_FILE, from_yaml, to_yaml
 from dovetail.text.learn import learn

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from dovetail.construction import build
-from dovetail.core.invariant import TILE, InvariantLinear, make_invariant
+from dovetail.core.fused import TILE, InvariantLinear, make_invariant
 from dovetail.core.linear import Linear
 from dovetail.files.spec import from_yaml, load_spec
 
@@ -47,7 +47,7 @@ def test_a_model_keeps_its_names_weights_and_ties():
     model, other = build(spec), build(spec)
     assert make_invariant(model) > 0
     assert list(model.state_dict()) == list(other.state_dict())
-    assert model.head.out.weight is model.embed.table
+    assert model.head.out.weight is model.embed.table  # type: ignore[attr-defined]
     ids = torch.arange(12)[None]
     with torch.no_grad():
         torch.testing.assert_close(model(ids), other(ids), rtol=1e-4, atol=1e-5)

@@ -17,7 +17,7 @@ from dovetail.data import blocks
 from dovetail.data.blocks import BLOCK, CheckedFile, OpenFiles, block_crcs
 from dovetail.data.corpora import ShardedTokens, open_tokens, verify_shards
 from dovetail.data.manifest import Manifest
-from dovetail.disk.checksum import data_sha256
+from dovetail.disk.shape import data_sha256
 
 Write = Callable[..., Path]
 

@@ -27,20 +27,19 @@ from dovetail.core.errors import DovetailError, FileError, SpecError
 from dovetail.core.layout import TokenLayout
 from dovetail.data.corpus import Batch
 from dovetail.data.manifest import Manifest
-from dovetail.disk.checksum import data_sha256
+from dovetail.disk.shape import data_sha256
 from dovetail.files.spec import from_yaml
 from dovetail.hf.peft import read_peft, write_peft
 from dovetail.parallel.layout import Layout
 from dovetail.planning.trace import Setting, trace_step
 from dovetail.training.checkpoint import read_manifest
 from dovetail.training.loop import train
+from dovetail.training.metrics import Speed
 from dovetail.training.objective import next_token
 from dovetail.training.plan import Plan
 from dovetail.training.record import read_record
-from dovetail.training.speed import Speed
 from dovetail.weights.adapters.attach import read_adapter
-from dovetail.weights.adapters.storage import Stored
-from dovetail.weights.adapters.tensors import adapter_tensors
+from dovetail.weights.adapters.storage import Stored, adapter_tensors
 from dovetail.weights.quantization.recipe import read_recipe
 
 SOON, LONGEST = 2.0, 10.0  # seconds after a signal

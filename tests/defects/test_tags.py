@@ -18,13 +18,13 @@ from dovetail.core.errors import FileError, InputError, SpecError, UsageError
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import IGNORED
 from dovetail.data.rows import read_tagged_words
+from dovetail.decoding.tagging import encode_words
 from dovetail.disk.model_files import CLASSES_FILE, CONFIG_FILE
 from dovetail.files.model_dir import save
 from dovetail.files.spec import from_yaml
 from dovetail.hf.write import export_directory, import_directory
 from dovetail.text.learn import KINDS, learn
 from dovetail.text.tokenizer import Tokenizer
-from dovetail.text.words import encode_words
 from dovetail.training.loop import measure
 from dovetail.training.source import Shape
 from dovetail.training.tagging import TokenClassification, are_bio, count_entities, entities, from_tags, scores
@@ -315,7 +315,7 @@ def test_e4_what_cannot_be_tagged_is_refused(encoder: Path, tagged: Path, tmp_pa
     call: Callable[[Any], Any] = model.tag
     for words in ("ada", [], ["ada", ""], [3]):
         with pytest.raises(InputError, match=r"words: give a list of words"):
-            call(words)
+            call(words)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"words: are 1,\d+ tokens; the model takes at most \d+"):
         model.tag(["ada"] * 600)
     (tmp_path / "run" / CLASSES_FILE).write_text('{"0": "O"}')

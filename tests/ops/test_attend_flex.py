@@ -14,7 +14,7 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.view import Scoring
 from dovetail.ops import attend_flex, attend_ref
 from dovetail.ops.attend import choose, offering
-from dovetail.ops.backend import Shape
+from dovetail.ops.implementation import Shape
 from dovetail.ops.mask import dense
 
 ROWS, N, HEADS, KV_HEADS, HEAD = 2, 160, 6, 2, 32

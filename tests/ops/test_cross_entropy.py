@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.loss import IGNORED
-from dovetail.ops.loss import chunked_cross_entropy, cross_entropy_sum
+from dovetail.ops.vocab import chunked_cross_entropy, cross_entropy_sum
 
 LABELS = torch.tensor([3, IGNORED, 0, 10, 3])
 LOGITS = torch.randn(5, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3
@@ -22,7 +22,7 @@ def torchs(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def gradient(loss: Tensor, x: Tensor, **options: bool) -> Tensor:
-    return torch.autograd.grad(loss, x, **options)[0]
+    return torch.autograd.grad(loss, x, **options)[0]  # type: ignore[arg-type, call-arg]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -74,7 +74,7 @@ def test_chunks_that_are_recomputed_give_the_same(chunk: int) -> None:
 
 
 def test_the_first_backward_pass_allocates_nothing_of_the_size_of_the_logits() -> None:
-    class Largest(torch.utils._python_dispatch.TorchDispatchMode):
+    class Largest(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[attr-defined]
         made = 0
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
@@ -94,7 +94,7 @@ def test_the_first_backward_pass_allocates_nothing_of_the_size_of_the_logits() -
 def test_chunks_leave_no_logits_behind() -> None:
     """What a chunk holds is freed after its forward pass: nothing of the size of its logits is alive before backward."""
 
-    class Alive(torch.utils._python_dispatch.TorchDispatchMode):
+    class Alive(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[attr-defined]
         def __init__(self) -> None:
             super().__init__()
             self.storages = weakref.WeakSet[torch.UntypedStorage]()

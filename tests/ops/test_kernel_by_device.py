@@ -7,7 +7,7 @@ from itertools import chain, combinations
 import pytest
 
 from dovetail.ops.attend import BACKENDS, choose
-from dovetail.ops.backend import Shape
+from dovetail.ops.implementation import Shape
 
 FEATURES = sorted(set().union(*(backend.offers for backend in BACKENDS)))
 NEEDS = [frozenset(chosen) for chosen in chain.from_iterable(combinations(FEATURES, n) for n in range(len(FEATURES) + 1))]

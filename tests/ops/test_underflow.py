@@ -4,7 +4,7 @@ from math import exp
 
 import torch
 
-from dovetail.ops.scan.underflow import exp_or_zero, zero_if_tiny
+from dovetail.ops.scan.pieces import exp_or_zero, zero_if_tiny
 
 
 def test_it_is_the_exponential_and_nothing_below_e_to_the_minus_40() -> None:

@@ -21,7 +21,7 @@ from dovetail.core.scope import Scope
 from dovetail.files.spec import from_yaml
 from dovetail.model import ModelModule
 from dovetail.ops.attend import using
-from dovetail.parallel import batch, collective, context, placement, shard
+from dovetail.parallel import collective, context, placement, shard
 from dovetail.parallel.mesh import make_mesh
 from dovetail.proof.laws.case import perturbed
 from dovetail.proof.laws.sharded import Batch, Compared, How, _run, compare, gaps_of, make_batch
@@ -108,7 +108,7 @@ def counts_over(data: int, sequence: int) -> tuple[list[float], list[float]]:
     rows, columns = mesh["data"].get_group(), mesh["sequence"].get_group()
     tokens = torch.randint(0, 5, (4, 6), generator=generator(0, "tokens"))
     mine = context.piece(context.piece(tokens, rows, 0), columns)
-    before, total = batch.TokenRanks(rows, columns).counts(mine.sum(1))
+    before, total = context.TokenRanks(rows, columns).counts(mine.sum(1))
     first_row, first_column = 4 // data * dist.get_rank(rows), 6 // sequence * dist.get_rank(columns)
     flat = tokens.flatten()
     want = [int(flat[: 6 * (first_row + row) + first_column].sum()) for row in range(4 // data)]
@@ -182,7 +182,7 @@ def train(spec_yaml: str, data: int, tensor: int, rows: int = 160, steps: int = 
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         for _ in range(steps):
             optimizer.zero_grad()
-            model.loss(mine, labels, Ctx(layout=TokenLayout.whole(*mine.shape))).backward()
+            model.loss(mine, labels, Ctx(layout=TokenLayout.whole(*mine.shape))).backward()  # type: ignore[arg-type]
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
         models.append({name: _whole(p.detach()) for name, p in model.named_parameters()})
@@ -289,7 +289,7 @@ def compiled_loss(spec_yaml: str) -> float:
     found: list[dict[str, Tensor]] = []
     for loss in (model.loss, torch.compile(model.loss, fullgraph=True, backend="aot_eager")):
         model.zero_grad()
-        value = loss(tokens)
+        value = loss(tokens)  # type: ignore[call-arg]
         value.backward()
         found.append({"loss": value.detach()} | {n: _whole(p.grad) for n, p in model.named_parameters() if p.grad is not None})
     want, got = found
@@ -302,10 +302,10 @@ def low_precision(spec_yaml: str) -> tuple[float, float, set[str]]:
     spec = from_yaml(spec_yaml)
     tokens = spec.embed.example(spec.axes(Scope()), 4, 14, generator(0, "inputs"))
     with torch.no_grad():
-        whole = perturbed(spec, dtype=torch.float32).loss(tokens, tokens, Ctx(layout=TokenLayout.whole(*tokens.shape)))
+        whole = perturbed(spec, dtype=torch.float32).loss(tokens, tokens, Ctx(layout=TokenLayout.whole(*tokens.shape)))  # type: ignore[arg-type]
     model = perturbed(spec, dtype=torch.float32)
     shard.fully_shard_model(model, make_mesh(data=2)["data"], torch.bfloat16)
-    loss = model.loss(tokens, tokens, Ctx(layout=TokenLayout.whole(*tokens.shape)))
+    loss = model.loss(tokens, tokens, Ctx(layout=TokenLayout.whole(*tokens.shape)))  # type: ignore[arg-type]
     loss.backward()
     return whole.item(), loss.item(), {str(p.grad.dtype) for p in model.parameters() if p.grad is not None}
 

@@ -17,7 +17,7 @@ from test_other_families import bart, t5
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from dovetail.cli import main
-from dovetail.core.printable import PROSE, printable
+from dovetail.core.errors import PROSE, printable
 
 NEW = 24
 SOURCES = {"t5": t5, "bart": bart}

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.declared_tensors import check_declared
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import declared
 from dovetail.core.module import holder
-from dovetail.core.undeclared import check_declared
 from dovetail.files.model_dir import save
 from dovetail.files.spec import load_spec, zoo
 from dovetail.model import Model, ModelModule
@@ -97,7 +97,7 @@ def test_training_and_saving_refuse_a_wrapped_leaf(tmp_path: Path) -> None:
         save(case.model, case.spec, tmp_path / "model")
     assert not (tmp_path / "model").exists()
     with pytest.raises(SpecError, match=what):
-        train(case.model, lambda step: pytest.fail("no batch is read"), lambda *_: torch.zeros(()), Plan(steps=1))
+        train(case.model, lambda step: pytest.fail("no batch is read"), lambda *_: torch.zeros(()), Plan(steps=1))  # type: ignore[arg-type]
 
 
 def test_a_parameter_beside_the_declared_ones_is_refused() -> None:

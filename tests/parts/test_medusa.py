@@ -25,7 +25,7 @@ from dovetail.proof.laws.case import Case
 from dovetail.proof.laws.cover import quick_specs
 from dovetail.proof.laws.drafted import drafted
 from dovetail.proof.laws.sample import attempt
-from dovetail.training.trainable import train_only, weights_named
+from dovetail.training.optim import train_only, weights_named
 
 ATTENTION = "mixer: {heads: 6, kv_heads: 2, head: 12}, ffn: {hidden: 44}"
 LAYERS = {

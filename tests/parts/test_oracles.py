@@ -15,7 +15,7 @@ from dovetail.core.part import KINDS, register
 from dovetail.parts.act import Act
 from dovetail.parts.mask.distance import Window
 from dovetail.parts.norm import LayerNormModule
-from dovetail.parts.position.alibi import AlibiModule
+from dovetail.parts.position.bias import AlibiModule
 from dovetail.parts.position.rope import RopeModule
 from dovetail.proof.laws.oracle import (
     ORACLES,
@@ -63,7 +63,7 @@ def test_pairs_interleaved_everywhere_are_caught(monkeypatch: pytest.MonkeyPatch
 
 def test_a_window_that_is_one_too_wide_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Window.visible
-    monkeypatch.setattr(Window, "visible", lambda self, q, k, h: right(KINDS["window"](size=self.size + 1), q, k, h))
+    monkeypatch.setattr(Window, "visible", lambda self, q, k, h: right(KINDS["window"](size=self.size + 1), q, k, h))  # type: ignore[arg-type, call-arg]
     assert {"w = 4, position 9", "drawn"} <= {failure.name for failure in check_oracles(["window"])}
 
 

@@ -64,7 +64,7 @@ BUGS = [
     ),
     Bug(
         "weights",
-        "combine.py",
+        "lora.py",
         "_largest",
         "change.numel() - count + 1",
         "change.numel() - count",
@@ -112,7 +112,7 @@ BUGS = [
     ),
     Bug(
         "parallel",
-        "batch.py",
+        "context.py",
         "TokenRanks.counts",
         "(rows.cumsum(0) - rows)",
         "rows.cumsum(0)",
@@ -288,7 +288,7 @@ BUGS = [
     ),
     Bug(
         "parts",
-        "t5_bias.py",
+        "bias.py",
         "T5Bias.weights",
         "self.shared and scope.layer > 0",
         "self.shared and scope.layer > 1",
@@ -344,7 +344,7 @@ BUGS = [
     ),
     Bug(
         "serving",
-        "stops.py",
+        "choice.py",
         "StopStrings.push",
         "return text[: min(places)]",
         "return text[: places[0]]",
@@ -360,7 +360,7 @@ BUGS = [
     ),
     Bug(
         "serving",
-        "stops.py",
+        "choice.py",
         "_overlap",
         "len(text) - len(stop) + 1",
         "len(text) - len(stop) + 2",
@@ -368,7 +368,7 @@ BUGS = [
     ),
     Bug(
         "disk",
-        "checksum.py",
+        "shape.py",
         "data_sha256",
         "sort_keys=True, ",
         "",
@@ -416,7 +416,7 @@ BUGS = [
     ),
     Bug(
         "parallel",
-        "batch.py",
+        "context.py",
         "TokenRanks.given_to",
         "dist.get_rank(self.data) * rows",
         "dist.get_rank(self.data)",

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dovetail.proof.foreign.laws import laws_on
-from dovetail.proof.foreign.opening import opened
 from dovetail.proof.laws.law import Outcome
+from dovetail.proof.subjects import opened
 
 transformers = pytest.importorskip("transformers")
 CHEAP = ("causal", "chunked", "padded", "gradient", "every_weight")
@@ -66,7 +66,7 @@ def test_cache_and_mask_of_a_recurrent_model_are_detected_under_other_names(tmp_
 def test_weights_of_a_checkpoint_stay_as_they_are(tmp_path: Path) -> None:
     text = directory(tmp_path, llama(), True)
     there = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert torch.equal(opened(text).model.lm_head.weight, there.lm_head.weight.double())
+    assert torch.equal(opened(text).model.lm_head.weight, there.lm_head.weight.double())  # type: ignore[arg-type, attr-defined]
 
 
 @pytest.mark.slow

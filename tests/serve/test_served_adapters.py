@@ -21,7 +21,7 @@ from dovetail.serving.engine import Engine
 from dovetail.serving.request import Output, Request
 from dovetail.weights.adapters.attach import attach, detach
 from dovetail.weights.adapters.lora import Lora
-from dovetail.weights.adapters.tensors import adapter_tensors
+from dovetail.weights.adapters.storage import adapter_tensors
 
 START = (1,)
 SMALL = "small"

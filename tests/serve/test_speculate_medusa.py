@@ -22,7 +22,7 @@ from dovetail.serving.request import Request
 from dovetail.transformer import Transformer
 from dovetail.weights.adapters.attach import attach, detach
 from dovetail.weights.adapters.lora import Lora
-from dovetail.weights.adapters.tensors import adapter_tensors
+from dovetail.weights.adapters.storage import adapter_tensors
 
 HEAD, OWN = "medusa", "{kind: medusa, blocks: 2, head: {kind: lm, tied: false}}"
 SPECS = {

@@ -25,7 +25,7 @@ from dovetail.serving.schedule import Continuation
 from dovetail.transformer import Transformer
 from dovetail.weights.adapters.attach import attach, detach
 from dovetail.weights.adapters.lora import Lora
-from dovetail.weights.adapters.tensors import adapter_tensors
+from dovetail.weights.adapters.storage import adapter_tensors
 
 # layers, and the block of each depth: recurrent states of the target and of the depths return to a mark, KV caches anywhere
 SPECS = {

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dovetail.core.errors import FileError
 from dovetail.core.limits import TEMPLATE_SECONDS
-from dovetail.text import renderer
+from dovetail.text import chat
 from dovetail.text.chat import ChatTemplate
 from dovetail.text.learn import learn
 
@@ -105,31 +105,31 @@ def test_a_template_that_hurts_is_stopped(name: str) -> None:
 @pytest.fixture
 def no_child() -> None:
     """No child of other tests is idle."""
-    renderer._end_all()
+    chat._end_all()
 
 
 @pytest.mark.usefixtures("no_child")
 def test_one_process_renders_many_templates_and_keeps_nothing() -> None:
     template = ChatTemplate("{{ messages | length }}", "here")
     template.render([])
-    assert len(renderer._idle) == 1
-    child = renderer._idle[0]
+    assert len(chat._idle) == 1
+    child = chat._idle[0]
     for name in ("loop", "one huge text", "recursion"):
         with pytest.raises(FileError):
             ChatTemplate(HOSTILE[name][0], "evil").render(MESSAGES)
     assert template.render(MESSAGES) == "4"
-    assert renderer._idle == [child]
+    assert chat._idle == [child]
 
 
 @pytest.mark.usefixtures("no_child")
 def test_a_process_that_was_killed_is_replaced() -> None:
     template = ChatTemplate("{{ messages | length }}", "here")
     template.render([])
-    (child,) = renderer._idle
+    (child,) = chat._idle
     child.kill()
     child.wait()
     assert template.render(MESSAGES) == "4"
-    assert renderer._idle != [child]
+    assert chat._idle != [child]
 
 
 @pytest.mark.usefixtures("no_child")
@@ -138,7 +138,7 @@ def test_threads_and_forks_have_processes_of_their_own() -> None:
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda i: template.render([{"content": str(i)}]), range(40)))
     assert found == [str(i) * 3000 for i in range(40)]
-    assert 1 <= len(renderer._idle) <= 4
+    assert 1 <= len(chat._idle) <= 4
     with multiprocessing.get_context("fork").Pool(2) as forks:
         found = forks.map(template.render, [[{"content": str(i)}] for i in range(10)])
     assert found == [str(i) * 3000 for i in range(10)]

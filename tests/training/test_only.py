@@ -12,8 +12,7 @@ import torch
 import dovetail as dt
 from dovetail.core.declared_tensors import held
 from dovetail.core.errors import SpecError, UsageError
-from dovetail.training.optim import Optimizer
-from dovetail.training.trainable import train_only, weights_named
+from dovetail.training.optim import Optimizer, train_only, weights_named
 
 SPEC = "{width: 28, vocab: 270, layers: [{repeat: 2, mixer: {heads: 2, kv_heads: 1}, ffn: {hidden: 44}}]}"
 SMALL: dict[str, Any] = {"batch": 4, "length": 16, "sample": 0, "quiet": True, "evals": 1}

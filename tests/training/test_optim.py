@@ -7,7 +7,7 @@ import torch
 
 from dovetail.construction import build
 from dovetail.core.fold import declared
-from dovetail.core.packed import matrices
+from dovetail.core.weight import matrices
 from dovetail.files.spec import from_yaml
 from dovetail.training.optim import A, B, C, Muon, Optimizer, by_muon, orthogonal
 

@@ -16,7 +16,7 @@ import pytest
 
 import dovetail as dt
 from dovetail.core.errors import FileError
-from dovetail.training.interrupt import Interrupt
+from dovetail.training.loop import Interrupt
 
 SPEC = """
 width: 28

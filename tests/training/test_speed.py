@@ -13,9 +13,9 @@ from dovetail.data.corpus import Batch
 from dovetail.files.spec import load_spec
 from dovetail.model import Model
 from dovetail.training import loop
+from dovetail.training.metrics import Speed, peak_flops, speed_of
 from dovetail.training.objective import next_token
 from dovetail.training.plan import Plan
-from dovetail.training.speed import Speed, peak_flops, speed_of
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ from dovetail.files.spec import from_yaml
 from dovetail.training.loop import evaluate, train
 from dovetail.training.objective import MaskedTokens, next_token
 from dovetail.training.plan import Plan
-from dovetail.training.precision import Copies
+from dovetail.training.recompute import Copies
 from dovetail.training.step import Trainer
 
 SPEC = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from dovetail.parallel.collective import waiting
-from dovetail.training.stragglers import WINDOW, Stragglers
+from dovetail.training.ranks import WINDOW, Stragglers
 
 HOSTS = ["node-0", "node-1", "node-2", "node-3"]
 

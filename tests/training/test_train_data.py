@@ -16,7 +16,6 @@ import torch
 import dovetail as dt
 from dovetail.core.errors import Diverged, FileError, SpecError, UsageError
 from dovetail.core.loss import LossSum
-from dovetail.data.bits import bits_per_byte
 from dovetail.data.corpora import open_tokens
 from dovetail.data.corpus import Corpus
 from dovetail.data.loader import evaluation
@@ -26,7 +25,7 @@ from dovetail.hf.load import load
 from dovetail.text.learn import learn
 from dovetail.training.loop import evaluate
 from dovetail.training.objective import NextToken, next_token
-from dovetail.training.source import named_rows
+from dovetail.training.source import bits_per_byte, named_rows
 
 SPEC = """
 width: 28
@@ -57,7 +56,7 @@ def test_a_run_on_shards_uses_their_tokenizer_and_held_out_documents(stories: Pa
     held = open_tokens(stories / "foxes", "held_out")
     loss = evaluate(load(tmp_path / "run"), list(evaluation(held, 32, 4, most=8)), next_token)
     assert loss == pytest.approx(run.held_out_loss, rel=1e-6)
-    assert run.held_out_bits_per_byte == pytest.approx(bits_per_byte(loss, 1, held.tokens, held.bytes))
+    assert run.held_out_bits_per_byte == pytest.approx(bits_per_byte(loss, 1, held.tokens, held.bytes))  # type: ignore[attr-defined]
     assert (tmp_path / "run" / "tokenizer.json").read_text() == (stories / "foxes" / "tokenizer.json").read_text()
 
 

@@ -11,7 +11,7 @@ from tuning_base import base, chats
 import dovetail as dt
 from dovetail.core.errors import SpecError
 from dovetail.training.source import HeldOut
-from dovetail.weights.adapters.tensors import adapter_tensors
+from dovetail.weights.adapters.storage import adapter_tensors
 from dovetail.weights.quantization.leaf import QuantizedLinear
 from dovetail.weights.quantization.recipe import quantized_leaves
 

@@ -15,7 +15,7 @@ from dovetail.proof.laws.mutant import spec
 from dovetail.weights.adapters.attach import attach, detach, merge, read_adapter
 from dovetail.weights.adapters.lora import Dora, Lora
 from dovetail.weights.adapters.multi_lora import Bank
-from dovetail.weights.adapters.tensors import adapter_tensors
+from dovetail.weights.adapters.storage import adapter_tensors
 
 IDS = torch.arange(12).view(3, 4)
 EXPERTS = spec().set("layers.*.ffn", {"kind": "moe", "experts": 4, "hidden": 20})

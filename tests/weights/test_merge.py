@@ -12,7 +12,7 @@ import dovetail as dt
 from dovetail.cli import main
 from dovetail.core.errors import UsageError
 from dovetail.proof.laws.adapted import perturb
-from dovetail.weights.adapters.combine import combine
+from dovetail.weights.adapters.lora import combine
 
 SPEC = "{width: 28, vocab: 62, layers: [{repeat: 2, mixer: {heads: 2, kv_heads: 1, bias: true}, ffn: {hidden: 44}}]}"
 IDS = torch.arange(10)[None]

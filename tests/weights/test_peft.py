@@ -16,7 +16,7 @@ from dovetail.core.errors import FileError, SpecError
 from dovetail.disk.tensors import TensorFile
 from dovetail.hf.write import write_fresh
 from dovetail.proof.laws.adapted import perturb
-from dovetail.weights.adapters.tensors import adapter_tensors
+from dovetail.weights.adapters.storage import adapter_tensors
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".peers" / "tuning" / "bin" / "python"

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import dovetail as dt
+from dovetail.core.declared_tensors import check_declared
 from dovetail.core.errors import SpecError, UsageError
 from dovetail.core.layout import TokenLayout
-from dovetail.core.undeclared import check_declared
 from dovetail.data.corpus import Batch
 from dovetail.ops.formats.kinds import FP8, Int4
 from dovetail.training.loop import train

@@ -9,10 +9,10 @@ import yaml
 
 import dovetail as dt
 from dovetail.core.ctx import Ctx
+from dovetail.core.declared_tensors import check_declared
 from dovetail.core.errors import DovetailError, FileError, SpecError
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
-from dovetail.core.undeclared import check_declared
 from dovetail.disk.model_files import QUANTIZATION_FILE
 from dovetail.hf.load import opened
 from dovetail.ops.formats.format import format_from

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dovetail.core.group import Fill
 from dovetail.core.layout import TokenLayout
-from dovetail.ops import attend_ref, attend_tiled, mask, prefix
+from dovetail.ops import attend_ref, attend_sets, attend_tiled, mask
 from dovetail.parts.mask.distance import Causal, Window
 from dovetail.parts.mixer.attention import AttentionModule
 from dovetail.proof.laws.mutant import Mutant, instead, kernel, spec
@@ -18,7 +18,7 @@ from dovetail.proof.laws.suite import OWN_NUMBER
 
 _ref, _tiled, _setup = attend_ref.run, attend_tiled.run, AttentionModule.setup
 _project = AttentionModule.project
-_prefix_scores, _prefix_values = prefix.prefix_scores, prefix.prefix_values
+_prefix_scores, _prefix_values = attend_sets.prefix_scores, attend_sets.prefix_values
 
 
 def norm_before_rotation(self: AttentionModule) -> None:
@@ -166,7 +166,7 @@ def mutants() -> list[Mutant]:
             "TransformerLens#693",
         ),
         Mutant("the tiled kernel leaves the prefix out", "fast", kernel("tiled", prefix_left_out), prefixed),
-        Mutant("prefix and tokens are averaged alike", "fast", instead(prefix, "merged", prefix_averaged), prefixed),
+        Mutant("prefix and tokens are averaged alike", "fast", instead(attend_sets, "merged", prefix_averaged), prefixed),
         Mutant(
             "the prefix has values of other KV heads",
             "fast",

@@ -11,7 +11,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.wire import Branching, WireModule
 from dovetail.files.spec import from_yaml
 from dovetail.parts.block import HybridBlock
-from dovetail.parts.ffn.dense_and_experts import DenseAndExpertsModule
+from dovetail.parts.ffn.moe import DenseAndExpertsModule
 from dovetail.proof.laws.mutant import Mutant, instead
 from dovetail.proof.laws.suite import OWN_NUMBER
 

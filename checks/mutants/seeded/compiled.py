@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.invariant import InvariantLinear
+from dovetail.core.fused import InvariantLinear
 from dovetail.core.linear import Linear
 from dovetail.proof.laws.mutant import Mutant, instead, spec
 from dovetail.state.frame import TokenView

@@ -12,7 +12,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.core.scope import Scope
 from dovetail.model import Model
-from dovetail.parts.embed_image import TokensAndPatchesModule
+from dovetail.parts.embed import TokensAndPatchesModule
 from dovetail.parts.mask.distance import Prefix
 from dovetail.parts.position.rope import Rope
 from dovetail.proof.laws.mutant import Mutant, instead, spec

@@ -12,7 +12,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.group import HeadModule, MtpModule
 from dovetail.files.spec import from_yaml
 from dovetail.model import ModelModule
-from dovetail.parts.medusa import Medusa, MedusaModule
+from dovetail.parts.mtp import Medusa, MedusaModule
 from dovetail.proof.laws.mutant import BASE, Mutant, instead
 
 TWO = "mtp: [{kind: medusa, blocks: 2}, {kind: medusa, weight: 0.1, head: {kind: lm, tied: false}}]"

@@ -22,8 +22,8 @@ from dovetail.parts.embed import TokensModule
 from dovetail.parts.head import ByClassModule, LmModule, PooledEmbeddingModule
 from dovetail.parts.mixer.attention import AttentionModule
 from dovetail.parts.next_sentence import NextSentenceModule
-from dovetail.parts.position.learned import LearnedModule
-from dovetail.parts.position.t5_bias import T5BiasModule
+from dovetail.parts.position.absolute import LearnedModule
+from dovetail.parts.position.bias import T5BiasModule
 from dovetail.proof.laws.mutant import Mutant, instead
 from dovetail.proof.laws.ported import in_family
 

@@ -9,11 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dovetail.core.layout import TokenLayout
-from dovetail.parts.position.alibi import AlibiModule
-from dovetail.parts.position.learned import LearnedModule
+from dovetail.parts.position.absolute import LearnedModule, SinusoidalModule
+from dovetail.parts.position.bias import AlibiModule
 from dovetail.parts.position.rope import RopeModule
 from dovetail.parts.position.scaling import DynamicNtk, Proportional, Yarn
-from dovetail.parts.position.sinusoidal import SinusoidalModule
 from dovetail.proof.laws.mutant import Mutant, instead, spec
 from dovetail.proof.laws.suite import OWN_NUMBER
 

@@ -22,8 +22,8 @@ from dovetail.model import ModelModule
 from dovetail.ops import vocab
 from dovetail.ops.attend_tiled import Work
 from dovetail.ops.tiles import Piece, Tile
-from dovetail.parallel import batch, collective, construction, context, ring, shard, stage
-from dovetail.parallel.batch import TokenRanks
+from dovetail.parallel import collective, construction, context, ring, shard, stage
+from dovetail.parallel.context import TokenRanks
 from dovetail.parallel.ring import RingView
 from dovetail.parallel.shard import TensorRanks
 from dovetail.parts import head
@@ -84,7 +84,7 @@ def counts_of_one_rank(self: TokenRanks, counts: Tensor) -> tuple[Tensor, Tensor
 
 def counts_rank_by_rank(self: TokenRanks, counts: Tensor) -> tuple[Tensor, Tensor]:
     group = self.sequence or self.data
-    earlier, total = batch._scan(counts.sum(0), group)
+    earlier, total = context._scan(counts.sum(0), group)
     return earlier + (counts.cumsum(0) - counts), total
 
 
@@ -177,7 +177,7 @@ def mutants() -> list[Mutant]:
         Mutant(
             "a balance loss learns from one rank's tokens",
             "sharded",
-            instead(batch, "total", sum_without_gradients_of_others),
+            instead(context, "total", sum_without_gradients_of_others),
             balanced,
         ),
         Mutant("a rank fills experts by itself", "sharded", instead(TokenRanks, "counts", counts_of_one_rank), limited),

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dovetail.core import linear
-from dovetail.parts.ffn import glu
+from dovetail.parts.ffn import dense
 from dovetail.parts.ffn.moe import BankModule
 from dovetail.parts.ffn.router import TopKModule
 from dovetail.parts.head import LmModule
@@ -84,6 +84,6 @@ def mutants() -> list[Mutant]:
         Mutant(
             "joined leaves keep the weights they were joined with", "fast", instead(linear, "addresses", unchanged_addresses)
         ),
-        Mutant("joined leaves are split in another order", "fast", instead(glu, "together", exchanged)),
+        Mutant("joined leaves are split in another order", "fast", instead(dense, "together", exchanged)),
         Mutant("absorbed MLA takes a matrix that is not exact", "replaced", instead(mla, "offers", any_matrix), latent),
     ]

@@ -14,7 +14,7 @@ from dovetail.core.weight import Weight
 from dovetail.core.wire import WireModule
 from dovetail.hf import hf
 from dovetail.model import Model
-from dovetail.parts.ffn.glu import GluModule
+from dovetail.parts.ffn.dense import GluModule
 from dovetail.parts.mixer.attention import Attention, AttentionModule
 from dovetail.parts.norm import RMSNormModule
 from dovetail.proof.laws import ported

@@ -21,8 +21,7 @@ from dovetail.transformer import Transformer
 from dovetail.weights.adapters import attach as attaching
 from dovetail.weights.adapters.attach import Applied
 from dovetail.weights.adapters.kind import AdapterKind
-from dovetail.weights.adapters.storage import Base, Stored, fingerprint, write_adapter
-from dovetail.weights.adapters.tensors import adapter_tensors
+from dovetail.weights.adapters.storage import Base, Stored, adapter_tensors, fingerprint, write_adapter
 
 
 def attach(model: Transformer, adapter: AdapterKind | str | Mapping[str, Any], *, seed: int = 0) -> Applied:

@@ -29,7 +29,7 @@ from dovetail.core.option import Option
 from dovetail.core.termination import delaying
 from dovetail.disk.model_files import LOSSES_FILE
 from dovetail.disk.untrusted import Directory
-from dovetail.training.interrupt import Interrupt
+from dovetail.training.loop import Interrupt
 from dovetail.training.metrics import StepMetrics, to_jsonl
 from dovetail.training.plan import Plan
 from dovetail.views.bar import loss_table

@@ -13,11 +13,10 @@ from dovetail.api.law_results import LawsResult, ModelLaws, SuiteLaws
 from dovetail.api.options import InDir, RunDtype, Seed, Sets, Spec, Swaps
 from dovetail.api.result import Event, Watch, unwatched
 from dovetail.core.dtypes import dtype_name
-from dovetail.core.errors import SpecError, UsageError
+from dovetail.core.errors import SpecError, UsageError, printable
 from dovetail.core.extensions import load_parts
 from dovetail.core.option import Option
 from dovetail.core.option_group import OptionGroup, accepts_groups
-from dovetail.core.printable import printable
 from dovetail.views.blocks import styled
 from dovetail.views.laws import law_row, spec_row
 

@@ -15,10 +15,9 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, overload
 
 from dovetail.api.result import Result
-from dovetail.core.errors import SpecError
+from dovetail.core.errors import SpecError, names_or_nearest
 from dovetail.core.option import Option
 from dovetail.core.part import KINDS, Part, default_of, field_types, plain
-from dovetail.core.suggest import names_or_nearest
 from dovetail.views.blocks import Cell, TextTable, View, styled
 
 

@@ -76,7 +76,7 @@ def merge(
 
     Without adapters `directory` is an adapter directory, which is merged into the base that it names. Several adapters are
     combined by `method`: linear adds their changes, ties and dare keep a fraction `density` of each
-    (weights/adapters/combine.py). `weights` has one factor for each adapter, 1 by default. An adapter of another base is
+    (weights/adapters/lora.py). `weights` has one factor for each adapter, 1 by default. An adapter of another base is
     refused, unless with `any_base`.
     """
     import torch
@@ -86,7 +86,7 @@ def merge(
     from dovetail.hf.adapter import base_place, family_of, is_adapter, load_adapter
     from dovetail.hf.write import model_pieces, write_own, write_theirs
     from dovetail.weights.adapters.attach import detach
-    from dovetail.weights.adapters.combine import combine
+    from dovetail.weights.adapters.lora import combine
 
     if not adapters and is_adapter(directory):
         directory, adapters = base_place(directory), (directory,)

@@ -53,7 +53,7 @@ def load(
     """
     from dovetail.hf import load as loading
     from dovetail.hf.adapter import base_place, family_of, is_adapter, load_adapter
-    from dovetail.hf.vocabulary import read_vocabulary
+    from dovetail.hf.files import read_vocabulary
 
     if adapter is None and is_adapter(directory):
         directory, adapter = base_place(directory), directory

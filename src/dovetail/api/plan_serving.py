@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from dovetail.api.arguments import Changes, SpecLike, read_spec
 from dovetail.api.options import DEVICE, PRICE, SET, SPEC, SWAP, TENSOR, Count, Length, NewTokens
 from dovetail.api.result import Result
-from dovetail.core.count import read_count
-from dovetail.core.errors import SpecError, UsageError
+from dovetail.core.errors import SpecError, UsageError, names_or_nearest
 from dovetail.core.fold import parameters
 from dovetail.core.option import Option
-from dovetail.core.suggest import names_or_nearest
-from dovetail.core.units import count, size
+from dovetail.core.units import count, read_count, size
 from dovetail.planning.device import Device, device_named
 from dovetail.views.blocks import Cell, TextTable, View, styled
 

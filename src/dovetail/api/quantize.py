@@ -246,7 +246,7 @@ def _measured(model: Transformer, corpus: Corpus | None, length: int, speed: boo
     import torch
 
     from dovetail.core.declared_tensors import stored
-    from dovetail.core.mode import evaluating
+    from dovetail.core.module import evaluating
 
     nbytes = sum(tensor.nbytes for _, tensor in stored(model, model.spec))
     perplexity = None

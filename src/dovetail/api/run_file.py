@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from dovetail.api.arguments import Changes, read_spec
-from dovetail.core.errors import FileError, UsageError
+from dovetail.core.errors import FileError, UsageError, names_or_nearest
 from dovetail.core.option import Parameter, parameters
-from dovetail.core.suggest import names_or_nearest
 from dovetail.disk.model_files import SPEC_FILE
 from dovetail.disk.yaml import parse_yaml, read_text
 from dovetail.training.settings import mapping_of

@@ -134,8 +134,8 @@ async def open_app(
     from dovetail.api.engine import start_engine
     from dovetail.decoding.embedding import check_embeds
     from dovetail.decoding.generation import generates
+    from dovetail.hf.files import read_vocabulary
     from dovetail.hf.load import origin
-    from dovetail.hf.vocabulary import read_vocabulary
     from dovetail.serving.http.app import make_app
     from dovetail.serving.restart import RestartingClient
 

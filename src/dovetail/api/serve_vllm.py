@@ -73,7 +73,7 @@ def serve_vllm(
     names the part that the plugin cannot serve. DovetailError: vLLM ended by itself.
     """
     if importlib.util.find_spec("vllm") is None:
-        raise UsageError(f"--engine vllm: needs vLLM in this environment: {install_command('vllm')}; or --engine native")
+        raise UsageError(f"vllm: is not installed in this environment: {install_command('vllm')}; or choose the engine native")
     keys = (*api_key, *(() if api_key_file is None else read_keys(api_key_file)))
     check_exposed(host, keys)
     if len(keys) > 1:

@@ -10,7 +10,7 @@ from typing import Any
 from dovetail.api.result import Result
 from dovetail.data.chats import read_rows
 from dovetail.disk.untrusted import Directory
-from dovetail.hf.vocabulary import read_vocabulary
+from dovetail.hf.files import read_vocabulary
 from dovetail.text.conversation import Encoded
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.tuning import turn_encoder

@@ -125,8 +125,8 @@ def typical(name: str) -> Model:
     """The spec of a family, as its language model if it has one."""
     from dovetail.hf.config import base_spec
     from dovetail.hf.dialect import DIALECTS
-    from dovetail.hf.family import family_spec
     from dovetail.hf.peaked import predicts_tokens
+    from dovetail.hf.survey import family_spec
 
     dialect = DIALECTS[name]
     forms = [form for form in dialect.forms if predicts_tokens(base_spec(dialect, form))]

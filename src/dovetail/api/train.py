@@ -55,7 +55,7 @@ from dovetail.core.part import plain
 from dovetail.core.termination import delaying
 from dovetail.disk.model_files import PLOT_FILE, RUN_FILE, SAMPLES_FILE
 from dovetail.parallel.layout import Axes
-from dovetail.training.interrupt import Interrupt
+from dovetail.training.loop import Interrupt
 from dovetail.training.metrics import LogKind, logs_of
 from dovetail.training.plan import (
     CHECKPOINT_MINUTES,
@@ -205,16 +205,16 @@ def train(
     from dovetail.files.model_dir import must_be_free
     from dovetail.files.spec import SPEC_FILE, to_yaml
     from dovetail.training.loop import train as train_loop
+    from dovetail.training.metrics import speed_of
     from dovetail.training.objective import Setup, TuningData
+    from dovetail.training.optim import train_only, weights_named
     from dovetail.training.ranks import ranks_of_run
     from dovetail.training.record import write_initial
     from dovetail.training.run import Run, open_run
     from dovetail.training.samples import Samples, check_samples, sample_text
     from dovetail.training.source import Shape
-    from dovetail.training.speed import speed_of
     from dovetail.training.step import DTYPES, computing_in
     from dovetail.training.task import generation_files, objective_kind, read_source, reads_of, spec_for
-    from dovetail.training.trainable import train_only, weights_named
     from dovetail.weights.adapters.attach import attach, match, read_adapter
     from dovetail.weights.adapters.storage import Base, Fingerprint, fingerprint
     from dovetail.weights.surgery.resize import with_tied_scale

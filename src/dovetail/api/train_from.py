@@ -19,11 +19,11 @@ from torch import Tensor
 from dovetail.core.errors import FileError
 from dovetail.core.fold import declared
 from dovetail.decoding.generation import Vocabulary
-from dovetail.disk.checksum import data_sha256, file_sha256
 from dovetail.disk.model_files import QUANTIZATION_FILE, RUN_FILE, TOKENIZER_FILE
+from dovetail.disk.shape import data_sha256, file_sha256
 from dovetail.disk.untrusted import Directory
+from dovetail.hf.files import class_names, read_vocabulary
 from dovetail.hf.load import opened, origin
-from dovetail.hf.vocabulary import class_names, read_vocabulary
 from dovetail.hf.write import files_beside
 from dovetail.model import Model
 from dovetail.text.tokenizer import Tokenizer

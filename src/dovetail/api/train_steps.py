@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dovetail.api.arguments import NamedSpec, SpecLike, read_spec
-from dovetail.core.count import read_count
 from dovetail.core.errors import FileError, UsageError, install_command
+from dovetail.core.units import read_count
 from dovetail.disk.model_files import RUN_FILE, TOKENIZER_FILE
 from dovetail.disk.untrusted import PICKLES, Directory
 from dovetail.training.metrics import StepMetrics
@@ -41,7 +41,7 @@ def chosen_precision(choice: PrecisionChoice, place: Path | None) -> Precision:
     """Return the precision of a run: `auto` is that of a run that is resumed, else what this machine multiplies faster in."""
     import torch
 
-    from dovetail.training.speed import faster_precision
+    from dovetail.training.metrics import faster_precision
 
     if choice != "auto":
         return choice

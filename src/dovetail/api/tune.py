@@ -9,11 +9,10 @@ from typing import Annotated, Any, Literal
 from dovetail.api.options import ONLY, TEMPLATE, BatchSize, InDir, InFile, Length, NewTokens, OutDir, Seed, Steps
 from dovetail.api.train import ADAPTER_RATE, train
 from dovetail.api.training_run import TrainingRun
-from dovetail.core.errors import UsageError
+from dovetail.core.errors import UsageError, names_or_nearest
 from dovetail.core.option import Option
-from dovetail.core.suggest import names_or_nearest
 from dovetail.training.plan import Plan, PrecisionChoice, ScheduleKind
-from dovetail.training.rewards import REWARDS, Reward, imported_reward, register_reward
+from dovetail.training.rollout import REWARDS, Reward, imported_reward, register_reward
 
 EPOCHS = 1.0  # where the run has no other end
 
@@ -93,7 +92,7 @@ def tune(
 
     `beta` is the strength of the reference in dpo, ipo, orpo and kto. Of grpo: `group` answers per prompt, of `max_tokens`
     tokens at most, sampled at `temperature`; `clip_ratio` bounds a step, `kl` weighs the divergence from the initial weights.
-    `reward` is the name of a registered reward (`dovetail.training.rewards.REWARDS`), a function (prompt, completion, row) ->
+    `reward` is the name of a registered reward (`dovetail.training.rollout.REWARDS`), a function (prompt, completion, row) ->
     float, or its import path "module:function". `out` is a run directory as of `train`; the same call again resumes it.
     """
     from dovetail.training.task import TUNING

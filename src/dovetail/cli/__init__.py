@@ -16,8 +16,7 @@ from dovetail import __version__
 from dovetail.cli.command import command_of
 from dovetail.cli.failure import close_stdout, guarded, report
 from dovetail.cli.verbs import VERBS as VERBS
-from dovetail.core.errors import UsageError
-from dovetail.core.suggest import did_you_mean, names_or_nearest
+from dovetail.core.errors import UsageError, did_you_mean, names_or_nearest
 from dovetail.core.termination import Terminated, end_children, watched
 
 HELP = """usage: dovetail VERB …

@@ -21,8 +21,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from dovetail.core.errors import DovetailError
-from dovetail.core.printable import printable
+from dovetail.core.errors import DovetailError, printable
 from dovetail.core.termination import Terminated
 
 DATA, INTERNAL = 4, 70  # exit codes

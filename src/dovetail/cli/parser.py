@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
 
-from dovetail.core.errors import UsageError
+from dovetail.core.errors import UsageError, names_or_nearest
 from dovetail.core.option import Parameter
-from dovetail.core.suggest import names_or_nearest
 from dovetail.core.value import alternatives, none_of, values_of
 
 WIDEST = 120  # columns of the help

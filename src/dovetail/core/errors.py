@@ -1,7 +1,13 @@
 """The errors Dovetail raises on purpose: each message says where, what is wrong and what to do. `exit_code` is the code with
-which the command line ends."""
+which the command line ends. And what messages are made of: the known names nearest to a mistyped one, and strings from outside
+made safe to print, since a server's answer or a tensor's name may hold terminal control sequences.
+"""
 
 from __future__ import annotations
+
+import difflib
+import unicodedata
+from collections.abc import Iterable
 
 DISTRIBUTION = "dovetail-lm"  # the name on the index; `dovetail` there is another project
 
@@ -69,3 +75,43 @@ class Diverged(DovetailError):
     """A training run whose loss or weights are not finite."""
 
     exit_code = 5
+
+
+MOST = 3  # names that are suggested
+CUTOFF = 0.6  # of difflib's ratio
+LONGEST = 64  # characters that are compared: difflib takes quadratic time
+
+
+def nearest(name: str, known: Iterable[str], most: int = MOST) -> list[str]:
+    """Return the known names nearest to `name`, the nearest first.
+
+    A name that contains it, or that it contains, is near. Dashes before a flag do not count.
+    """
+    name, names = name[:LONGEST].lower().lstrip("-"), {other.lower().lstrip("-"): other for other in known}
+    close = difflib.get_close_matches(name, names, most, CUTOFF)
+    holding = [other for other in names if min(len(name), len(other)) > 1 and (name in other or other in name)]
+    close += [other for other in holding if other not in close]
+    return [names[other] for other in close[:most]]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return "did you mean a or b?", or an empty string where no known name is near."""
+    return f"did you mean {' or '.join(close)}?" if (close := nearest(name, known)) else ""
+
+
+def names_or_nearest(name: str, known: Iterable[str], what: str) -> str:
+    """Return "did you mean …?" where a known name is near, else all of them: "kinds: a, b"."""
+    names = list(known)
+    return did_you_mean(name, names) or f"{what}: {', '.join(names) or 'none'}"
+
+
+LINES = "\n\t"
+PROSE = LINES + "\u200c\u200d"  # zero-width joiners: parts of emoji, Persian and Indic words; they move and hide nothing
+UNPRINTABLE = ("C", "Zl", "Zp")  # control, format, surrogate, private and unassigned characters; line and paragraph separators
+
+
+def printable(text: str, most: int | None = 300, keep: str = "") -> str:
+    """At most `most` characters; each control or format character that is not in `keep` is shown as an escape like `\\x1b`."""
+    cut = text if most is None else text[: most + 1]
+    shown = "".join(c if c in keep or not unicodedata.category(c).startswith(UNPRINTABLE) else repr(c)[1:-1] for c in cut)
+    return shown if most is None or len(text) <= most else f"{shown[:most]}…"

@@ -15,8 +15,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
-from dovetail.core.errors import KeywordError
-from dovetail.core.suggest import did_you_mean
+from dovetail.core.errors import KeywordError, did_you_mean
 
 T = TypeVar("T", bound=Callable[..., Any])
 

@@ -2,12 +2,21 @@
 
 A part's module class therefore contains little but `forward`. All tensors are created on the meta device; `construction.py`
 allocates and initializes them.
+
+Evaluation mode for the time of a call: generation, embeddings and measurements never have dropout.
+
+    with evaluating(model):              model.training is False here, in every module
+        logits = model(ids)
+                                         each module is in the mode that it was in, also after an exception
+
+A pass draws random numbers if the root is in training mode (`Ctx.for_mode`). If it is not, nothing is changed.
 """
 
 from __future__ import annotations
 
 import dataclasses as dc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
@@ -129,3 +138,19 @@ def tensor_at(root: nn.Module, path: str) -> Tensor:
     """The parameter or constant at `path`."""
     module, leaf = holder(root, path)
     return getattr(module, leaf)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The context in which a model is in evaluation mode."""
+    if not model.training:
+        yield
+        return
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:  # parents first: `train` sets the children, too
+            if module.training != training:
+                module.train(training)

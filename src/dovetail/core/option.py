@@ -18,10 +18,10 @@ import typing
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar, get_origin
 
-from dovetail.core.count import read_count
 from dovetail.core.errors import DovetailError, UsageError
 from dovetail.core.keywords import checks_keywords
 from dovetail.core.option_group import OptionGroup, accepts_groups, ungrouped
+from dovetail.core.units import read_count
 from dovetail.core.value import TypeNames, type_problem
 
 P = ParamSpec("P")

@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
-from dovetail.core.errors import SpecError
-from dovetail.core.field import bounded, describe, finite, fits, options
+from dovetail.core.errors import SpecError, did_you_mean, names_or_nearest
+from dovetail.core.field import describe, finite, fits, options
 from dovetail.core.keywords import checks_keywords
 from dovetail.core.scope import Scope
-from dovetail.core.suggest import did_you_mean, names_or_nearest
 from dovetail.core.weight import Read, State, Weight
 
 if typing.TYPE_CHECKING:
@@ -59,7 +58,7 @@ def child(kind: str, **fields: Any) -> Any:
     return dc.field(default_factory=lambda: KINDS[kind](**fields))
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(dc.field, child, bounded))
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(dc.field, child))
 def register(kind: str) -> Callable[[P], P]:
     """Make the class a frozen dataclass that specs can name by `kind`."""
 

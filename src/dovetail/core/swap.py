@@ -12,10 +12,9 @@ import dataclasses as dc
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from dovetail.core.errors import SpecError
+from dovetail.core.errors import SpecError, names_or_nearest
 from dovetail.core.group import GROUPS, Mixer, Position
 from dovetail.core.part import Part, default_of, field_types, from_data, join, walk_spec
-from dovetail.core.suggest import names_or_nearest
 
 P = TypeVar("P", bound=Part)
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
+from dovetail.core.errors import names_or_nearest
 from dovetail.core.field import options
-from dovetail.core.suggest import names_or_nearest
 
 WORDS: Mapping[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", Path: "a path"}
 SCALARS: Mapping[Any, type | tuple[type, ...]] = {int: numbers.Integral, float: numbers.Real, Path: (str, os.PathLike)}

@@ -4,6 +4,10 @@ data, no torch.
 Parameters, parameter counts, matmul FLOPs, initialization, sharding, optimizer groups, LoRA targets and the allocation of
 caches are all computed from these declarations. A weight has the shape (batch…, out, inp); `out` and `inp` are products of
 named axes, major first, so that a projection to `heads × head` can be sharded by heads.
+
+Packed weights: queries, keys and values in one matrix, group by group.
+
+    (kv_heads · slots · head, inp)          slots of a group: its queries, then its key, then its value
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ import dataclasses as dc
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Literal, NamedTuple
+
+from torch import Tensor
 
 from dovetail.core.scope import Scope
 
@@ -129,3 +135,18 @@ class Read(NamedTuple):
     source: str  # path of the part that publishes it: an earlier mixer, or the model
     name: str
     axes: tuple[str, ...] = ()  # behind (…, n)
+
+
+def piece(packed: Tensor, dim: int, which: int) -> Tensor:
+    """A view of the queries (0), the keys (1) or the values (2); `dim` is the dimension of the slots."""
+    queries = packed.shape[dim] - 2
+    return packed.narrow(dim, 0, queries) if which == 0 else packed.narrow(dim, queries + which - 1, 1)
+
+
+def matrices(tensor: Tensor, weight: Weight, scope: Scope) -> list[Tensor]:
+    """Views of the matrices in a tensor of a weight's shape: itself (batch…, out, inp); of a packed one its queries, keys and
+    values, each (groups, slots, head, inp), where all but the last dimension are `out`."""
+    if not weight.packs:
+        return [tensor]
+    shaped = tensor.unflatten(0, [scope.size(axis) for axis in weight.out])
+    return [piece(shaped, weight.out.index(PACKED_AXIS), which) for which in range(len(weight.packs))]

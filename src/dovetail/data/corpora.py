@@ -33,7 +33,7 @@ from dovetail.core.errors import FileError
 from dovetail.data.blocks import OpenFiles, Read
 from dovetail.data.manifest import MANIFEST_FILE, TRAIN, Manifest
 from dovetail.data.shards import Shard, check_size, files_of
-from dovetail.disk.checksum import file_sha256
+from dovetail.disk.shape import file_sha256
 from dovetail.disk.untrusted import exists, open_regular
 
 

@@ -21,9 +21,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
-from dovetail.core.errors import DovetailError, FileError, UsageError, install_command
+from dovetail.core.errors import DovetailError, FileError, UsageError, install_command, names_or_nearest
 from dovetail.core.limits import TEXT_BYTES
-from dovetail.core.suggest import names_or_nearest
 from dovetail.disk.untrusted import open_named
 
 BOM = b"\xef\xbb\xbf"

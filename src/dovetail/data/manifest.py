@@ -22,7 +22,7 @@ import numpy as np
 from dovetail.core.errors import FileError
 from dovetail.data.shards import ShardInfo, dtype_for
 from dovetail.disk.atomic import write_atomically
-from dovetail.disk.checksum import data_sha256
+from dovetail.disk.shape import data_sha256
 from dovetail.disk.untrusted import Directory
 
 MANIFEST_FILE = "manifest.json"

@@ -20,7 +20,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.errors import InputError, SpecError
 from dovetail.core.fold import over_vocab, position_limit
 from dovetail.core.layout import TokenLayout
-from dovetail.core.mode import evaluating
+from dovetail.core.module import evaluating
 from dovetail.model import Model, ModelModule
 from dovetail.ops.pooling import Pool, pool
 

@@ -18,7 +18,7 @@ from dovetail.core.errors import InputError, SpecError
 from dovetail.core.finite import check_result
 from dovetail.core.fold import over_vocab, position_limit
 from dovetail.core.layout import TokenLayout
-from dovetail.core.mode import evaluating
+from dovetail.core.module import evaluating
 from dovetail.decoding.sampling import GREEDY, Sampling, masked, sample_tokens
 from dovetail.decoding.steps import WARM, Decoder
 from dovetail.model import Model, ModelModule

@@ -24,7 +24,7 @@ from torch import Tensor
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import InputError, StateError
 from dovetail.core.fused import join
-from dovetail.core.mode import evaluating
+from dovetail.core.module import evaluating
 from dovetail.model import ModelModule
 from dovetail.state.pool import Pool
 

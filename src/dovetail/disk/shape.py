@@ -4,15 +4,24 @@
 
 A pattern is a type (an `int` is no bool, a `float` may be a whole number), a list of one pattern, a mapping from names, or from
 `str` for any name, to patterns, or a tuple of alternatives. A name that ends in `?` may be missing; other keys are not checked.
+
+SHA-256 of files, and of plain data.
+
+{"a": 1, …}  ->  canonical JSON (sorted keys, no spaces, no NaN)  ->  SHA-256
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import FileError
+from dovetail.disk.untrusted import open_regular
 
 NUMBER = float
 WORDS = {int: "a whole number", float: "a finite number", str: "a string", bool: "true or false", type(None): "null"}
@@ -69,3 +78,15 @@ def _join(path: str, name: object) -> str:
 
 def _shown(data: Any) -> str:
     return repr(data)[:60]
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a regular file."""
+    with os.fdopen(open_regular(path, path), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def data_sha256(data: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of plain data."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

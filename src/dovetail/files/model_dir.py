@@ -23,10 +23,9 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from dovetail.core.declared_tensors import stored
+from dovetail.core.declared_tensors import check_plain, stored
 from dovetail.core.errors import FileError
 from dovetail.core.finite import nonfinite
-from dovetail.core.undeclared import check_plain
 from dovetail.disk.atomic import delete_leftovers
 from dovetail.disk.model_files import INDEX_FILE, MODEL_FILES, QUANTIZATION_FILE, SPEC_FILE, WEIGHTS_FILE, foreign, listed
 from dovetail.disk.replace import replacing

@@ -19,20 +19,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dovetail.core.declared_tensors import stored
+from dovetail.core.declared_tensors import check_plain, stored
 from dovetail.core.errors import SpecError, UsageError
 from dovetail.core.fold import declared
 from dovetail.core.limits import CARRIED_BYTES, CONFIG_BYTES
 from dovetail.core.module import holder, tensor_at
-from dovetail.core.undeclared import check_plain
 from dovetail.disk.model_files import CARRIED, CONFIG_FILE, GENERATION_FILE, KEPT_CONFIG
 from dovetail.disk.untrusted import Directory
 from dovetail.files.model_dir import SHARD, Piece, check_replaceable, model_files, own_pieces, spec_and, write_directory
-from dovetail.hf.class_names import names_of_file, with_names
-from dovetail.hf.compressed import packed_pieces
+from dovetail.hf.classes import names_of_file, with_names
 from dovetail.hf.dialect import DIALECTS
 from dovetail.hf.hf import Ported, form_of, from_hf, to_hf
-from dovetail.hf.layouts import DEFAULT, LAYOUTS, Layout, layout_named
+from dovetail.hf.layouts import DEFAULT, LAYOUTS, Layout, layout_named, packed_pieces
 from dovetail.hf.load import Watch, load, load_reporting
 from dovetail.hf.own_config import is_own
 from dovetail.hf.quantized import FIELD

@@ -18,8 +18,7 @@ from dovetail.core.group import Mask
 from dovetail.core.layout import TokenLayout
 from dovetail.core.view import Edit, Entries, Scoring
 from dovetail.ops import attend_flex, attend_ref, attend_tiled, attend_torch
-from dovetail.ops.backend import Backend, Shape
-from dovetail.ops.implementation import FORCED, using
+from dovetail.ops.implementation import FORCED, Backend, Shape, using
 from dovetail.ops.mask import dense
 
 __all__ = ["BACKENDS", "WHOLE", "Stored", "attend", "choose", "chosen", "is_plain", "offering", "using"]

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from dovetail.core.layout import TokenLayout
 from dovetail.core.view import Scoring
-from dovetail.ops.backend import Shape
-from dovetail.ops.prefix import with_prefix
+from dovetail.ops.attend_sets import with_prefix
+from dovetail.ops.implementation import Shape
 
 OFFERS = frozenset({"bias", "softcap", "sink", "prefix", "compile"})
 

@@ -3,7 +3,7 @@ compared with it.
 
     s = q kᵀ · scale          s ← cap · tanh(s / cap)          s ← s + bias
     a = softmax(s where allowed, with the sink as one more column)          z = a v
-    with a prefix (ops/prefix.py), its scores are columns, too, and z = a v + a_p v_p
+    with a prefix (ops/attend_sets.py), its scores are columns, too, and z = a v + a_p v_p
 
 Shapes: q (…, heads, n, head)   k, v (…, kv_heads, m, head)   s, a (…, heads, n, m). Vaswani et al. 2017.
 """
@@ -16,8 +16,8 @@ from torch import Tensor
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import at_least_fp32
 from dovetail.core.view import Edit, Scoring
-from dovetail.ops.backend import Shape
-from dovetail.ops.prefix import prefix_scores, prefix_values
+from dovetail.ops.attend_sets import prefix_scores, prefix_values
+from dovetail.ops.implementation import Shape
 
 OFFERS = frozenset({"bias", "bias_grad", "softcap", "sink", "prefix", "dropout", "edit", "compile"})
 

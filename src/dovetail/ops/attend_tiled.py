@@ -31,7 +31,7 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.module import at_least_fp32
 from dovetail.core.view import Edit, Scoring
 from dovetail.ops.attend_sets import attend_sets
-from dovetail.ops.backend import Shape
+from dovetail.ops.implementation import Shape
 from dovetail.ops.mask import Run, allowed
 from dovetail.ops.tiles import Piece, Tile, Tiling, add, put, take
 

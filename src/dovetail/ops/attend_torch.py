@@ -1,8 +1,8 @@
 """torch's scaled_dot_product_attention: with its `is_causal` flag where that is the mask, otherwise with a dense mask.
 
 `is_causal` is aligned to the top left, so it is correct only where queries and keys begin together; a single query at the end
-needs no mask. SDPA returns 0 for a query that sees no key (tests/ops/test_sdpa_facts.py). A prefix (ops/prefix.py) becomes keys
-and values before those of the tokens, which a dense mask shows to every query.
+needs no mask. SDPA returns 0 for a query that sees no key (tests/ops/test_sdpa_facts.py). A prefix (ops/attend_sets.py) becomes
+keys and values before those of the tokens, which a dense mask shows to every query.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dovetail.core.layout import TokenLayout
 from dovetail.core.view import Scoring
-from dovetail.ops.backend import Shape
+from dovetail.ops.implementation import Shape
 
 OFFERS = frozenset({"bias", "bias_grad", "prefix", "compile"})
 

@@ -1,9 +1,16 @@
 """Which form of a computation runs: the reference implementation, or the fastest that fits. A setting of a run, not of a spec.
 
 with using("reference"): …      only this backend; recurrences run token by token
+
+And the data types of attention backends: the shape a cost depends on, and the backend itself. No kernel is imported here.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
 
 FORCED: list[str] = []  # the names given to `using`, innermost last; empty: any backend
 CHUNK = 64  # tokens per chunk of a chunked recurrence
@@ -35,3 +42,27 @@ def reference() -> bool:
 def chunk() -> int:
     """Tokens per chunk of a chunked recurrence."""
     return CHUNK
+
+
+class Shape(NamedTuple):
+    """The sizes that the cost of a backend depends on."""
+
+    rows: int
+    queries: int
+    keys: int
+    heads: int
+    head: int
+    plain: bool  # the mask is exactly a kernel's own causal flag, or no mask at all
+    touched: int  # scores per head and row in the tiles that the mask touches
+
+
+class Backend(NamedTuple):
+    """One way to compute attention."""
+
+    name: str
+    offers: frozenset[str]
+    cost: Callable[[Shape, frozenset[str]], float]
+    run: Callable[..., Tensor]
+    dense: bool  # takes the mask as one tensor …
+    flags: bool = False  # … or as a flag, where the mask is plain
+    devices: tuple[str, ...] = ()  # the types of device it may run on; empty: all

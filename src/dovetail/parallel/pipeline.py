@@ -23,7 +23,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import UsageError
 from dovetail.core.loss import LossSum
-from dovetail.core.mode import evaluating
+from dovetail.core.module import evaluating
 from dovetail.model import ModelModule
 from dovetail.parallel.collective import send_tensors, take_tensors
 from dovetail.parallel.stage import Stage, added_loss

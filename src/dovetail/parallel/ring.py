@@ -30,9 +30,8 @@ from torch.autograd.function import once_differentiable
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import at_least_fp32
 from dovetail.core.view import KV, Edit, Entries, Scoring
-from dovetail.ops.attend_sets import attend_sets
+from dovetail.ops.attend_sets import attend_sets, merged
 from dovetail.ops.attend_tiled import Work, attend_tiles, tiles_backward
-from dovetail.ops.prefix import merged
 
 if TYPE_CHECKING:
     from dovetail.parallel.context import GatherView

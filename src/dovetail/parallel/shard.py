@@ -31,16 +31,15 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from dovetail.construction import tie
 from dovetail.core.ctx import Ctx
-from dovetail.core.declared_tensors import Absent, held
+from dovetail.core.declared_tensors import Absent, check_declared, held
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import Declared
 from dovetail.core.group import HeadModule, Mixer
 from dovetail.core.module import holder
 from dovetail.core.part import Part
-from dovetail.core.undeclared import check_declared
 from dovetail.model import BlockModule
-from dovetail.parallel.batch import RunRanks, TokenRanks
 from dovetail.parallel.collective import enter, join, largest, leave, time_collectives, total
+from dovetail.parallel.context import RunRanks, TokenRanks
 from dovetail.parallel.mesh import RankError
 from dovetail.parallel.placement import Cut, TPRegion, placed, tp_regions
 

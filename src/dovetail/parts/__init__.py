@@ -20,13 +20,10 @@ from dovetail.parts.act import (
 )
 from dovetail.parts.block import ExpertBlock as ExpertBlock, HybridBlock as HybridBlock
 from dovetail.parts.earlier import SharedKV as SharedKV, ValueResidual as ValueResidual
-from dovetail.parts.embed import Patches as Patches, Tokens as Tokens
-from dovetail.parts.embed_image import TokensAndPatches as TokensAndPatches
+from dovetail.parts.embed import Patches as Patches, Tokens as Tokens, TokensAndPatches as TokensAndPatches
 from dovetail.parts.feature import EluFeatures as EluFeatures, RandomFeatures as RandomFeatures, ReluFeatures as ReluFeatures
-from dovetail.parts.ffn.dense_and_experts import DenseAndExperts as DenseAndExperts
-from dovetail.parts.ffn.glu import Glu as Glu
-from dovetail.parts.ffn.mlp import Mlp as Mlp
-from dovetail.parts.ffn.moe import MoE as MoE
+from dovetail.parts.ffn.dense import Glu as Glu, Mlp as Mlp
+from dovetail.parts.ffn.moe import DenseAndExperts as DenseAndExperts, MoE as MoE
 from dovetail.parts.ffn.router import SigmoidRouter as SigmoidRouter, SoftmaxRouter as SoftmaxRouter
 from dovetail.parts.head import (
     Classifier as Classifier,
@@ -46,7 +43,6 @@ from dovetail.parts.mask.distance import (
 )
 from dovetail.parts.mask.join import AllOf as AllOf, AnyOf as AnyOf, ByHead as ByHead, Full as Full
 from dovetail.parts.mask.sparse import Dilated as Dilated, RandomBlocks as RandomBlocks, Strided as Strided
-from dovetail.parts.medusa import Medusa as Medusa
 from dovetail.parts.mhc import Mhc as Mhc
 from dovetail.parts.mixer.additive import (
     AdditiveAttention as AdditiveAttention,
@@ -68,13 +64,12 @@ from dovetail.parts.mixer.nsa import NSA as NSA
 from dovetail.parts.mixer.reverse import Reverse as Reverse
 from dovetail.parts.mixer.rwkv6 import Rwkv6 as Rwkv6
 from dovetail.parts.mixer.s4 import S4 as S4
-from dovetail.parts.mtp import MtpDepth as MtpDepth
+from dovetail.parts.mtp import Medusa as Medusa, MtpDepth as MtpDepth
 from dovetail.parts.next_sentence import NextSentence as NextSentence
 from dovetail.parts.norm import LayerNorm as LayerNorm, RMSNorm as RMSNorm
 from dovetail.parts.ple import Ple as Ple, PleBlock as PleBlock
-from dovetail.parts.position.alibi import Alibi as Alibi
-from dovetail.parts.position.learned import Learned as Learned
-from dovetail.parts.position.none import NoPosition as NoPosition
+from dovetail.parts.position.absolute import Learned as Learned, NoPosition as NoPosition, Sinusoidal as Sinusoidal
+from dovetail.parts.position.bias import Alibi as Alibi, T5Bias as T5Bias
 from dovetail.parts.position.rope import Rope as Rope
 from dovetail.parts.position.scaling import (
     DynamicNtk as DynamicNtk,
@@ -85,9 +80,7 @@ from dovetail.parts.position.scaling import (
     Proportional as Proportional,
     Yarn as Yarn,
 )
-from dovetail.parts.position.sinusoidal import Sinusoidal as Sinusoidal
 from dovetail.parts.position.streaming import Streaming as Streaming
-from dovetail.parts.position.t5_bias import T5Bias as T5Bias
 from dovetail.parts.wire import (
     Parallel as Parallel,
     PostNorm as PostNorm,

@@ -32,9 +32,8 @@ from dovetail.core.module import Module, at_least_fp32
 from dovetail.core.part import Mistake, Problem, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
-from dovetail.ops.loss import chunked_cross_entropy, cross_entropy_sum
 from dovetail.ops.pooling import Pool, pool
-from dovetail.ops.vocab import sharded_cross_entropy
+from dovetail.ops.vocab import chunked_cross_entropy, cross_entropy_sum, sharded_cross_entropy
 
 VOCAB = ("vocab",)
 

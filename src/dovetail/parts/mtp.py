@@ -4,8 +4,18 @@
 
 hᵏ goes through the model's own head, whose logits predict tᵢ₊ₖ₊₁, and to the next depth. The embedding E is the model's own.
 The three norms have weights of their own; the block has its own decode state. `core/multi_token.py` chains the depths in
-training,
-`model.draft` one by one.        DeepSeek-AI 2024 (DeepSeek-V3), section 2.2
+training, `model.draft` one by one.        DeepSeek-AI 2024 (DeepSeek-V3), section 2.2
+
+Medusa: one head, which predicts a further token from the hidden states of the model alone.
+
+    hᵏᵢ = r_B(… r₁(h⁰ᵢ))        r(x) = x + SiLU(W x + b)        W (embed, embed), b (embed);  h (…, n, embed)
+
+hᵏ goes through the model's head, or one of its own, whose logits predict tᵢ₊ₖ₊₁. W and b are zero at first: hᵏ = h⁰, so that a
+fresh head without one of its own predicts what the model predicts. It reads no token and has no decode state: the last hidden
+state alone gives the drafts of all heads. A model has one `medusa` per further token in its field `mtp`, which
+`core/multi_token.py` trains.
+
+Cai et al. 2024 (Medusa), section 2.1: Medusa-1 trains the heads on a frozen model, Medusa-2 both together.
 """
 
 from __future__ import annotations
@@ -18,7 +28,8 @@ import torch
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
-from dovetail.core.group import Mixer, Mtp, MtpModule, Norm
+from dovetail.core.field import bounded
+from dovetail.core.group import Act, Head, Mixer, Mtp, MtpModule, Norm
 from dovetail.core.linear import Linear
 from dovetail.core.module import Module
 from dovetail.core.part import Part, Problem, child, register
@@ -86,3 +97,61 @@ class MtpDepthModule(MtpModule, of=MtpDepth):
         halves = torch.cat([self.embed_norm(embedded, ctx), self.hidden_norm(before, ctx)], -1)
         x = self.block(ctx.tap(self, "projected", self.proj(halves)), ctx, views)
         return ctx.tap(self, "hidden", self.norm(x, ctx))
+
+
+MAX_BLOCKS = 64  # each has a module of its own: a spec must not make a billion
+
+
+@register("medusa")
+class Medusa(Mtp):
+    """A Medusa head: residual layers on the hidden state of the model, then the model's head or its own."""
+
+    inputs = ("hidden",)
+
+    blocks: int = bounded(1, above=0, at_most=MAX_BLOCKS)  # residual layers
+    act: Act = child("silu")
+    head: Head | None = None  # its own; None: that of the model
+
+    SAMPLES = {"weight": [0.3, 0.1], "blocks": [1, 2], "head": [None, {"kind": "lm", "tied": False}]}
+
+    def own_head(self) -> Head | None:
+        return self.head
+
+    def weights(self, scope: Scope) -> list[Weight]:
+        embed = ("embed",)
+        return [
+            weight
+            for i in range(self.blocks)
+            for weight in (
+                Weight(name=f"residual_{i}.weight", out=embed, inp=embed, init="zeros"),
+                Weight(name=f"residual_{i}.bias", out=embed, init="zeros", role="bias"),
+            )
+        ]
+
+    def children(self) -> dict[str, Part]:
+        return {} if self.head is None else {"head": self.head}
+
+    def check(self, scope: Scope) -> list[Problem]:
+        if self.head is None:
+            return []
+        remedy = "use {kind: lm, tied: false}, or null for the head of the model"
+        if not self.head.predicts_tokens(scope):
+            return [Problem("head", f"{self.head.kind} has no logits over the vocabulary per token", remedy)]
+        if any(weight.same_as is not None for weight in self.head.weights(scope)):
+            return [Problem("head", "is tied to the embedding; a head of its own has weights of its own", remedy)]
+        return []
+
+
+class MedusaModule(MtpModule, of=Medusa):
+    """hidden (…, n, embed) -> like hidden."""
+
+    part: Medusa
+
+    def setup(self) -> None:
+        self.act = self.part.act.function
+        self.names = [f"residual_{i}" for i in range(self.part.blocks)]  # by name: a quantizer replaces leaves
+
+    def forward(self, hidden: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
+        for name in self.names:
+            hidden = hidden + self.act(self.get_submodule(name)(hidden))
+        return ctx.tap(self, "hidden", hidden)

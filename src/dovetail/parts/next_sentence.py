@@ -18,8 +18,8 @@ from dovetail.core.loss import LossSum
 from dovetail.core.part import register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
-from dovetail.ops.loss import chunked_cross_entropy
 from dovetail.ops.pooling import pool
+from dovetail.ops.vocab import chunked_cross_entropy
 
 ANSWERS = 2  # it follows, it does not
 

@@ -16,9 +16,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from dovetail.core.errors import FileError, UsageError
+from dovetail.core.errors import FileError, UsageError, printable
 from dovetail.core.limits import ANSWER_BYTES, ANSWER_SECONDS
-from dovetail.core.printable import printable
 
 CONNECTIONS = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
 

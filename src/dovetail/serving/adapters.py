@@ -14,9 +14,8 @@ from itertools import count
 from torch import Tensor
 
 from dovetail.core.declared_tensors import adapted_leaves
-from dovetail.core.errors import InputError
+from dovetail.core.errors import InputError, names_or_nearest
 from dovetail.core.limits import SERVED_ADAPTERS
-from dovetail.core.suggest import names_or_nearest
 from dovetail.model import ModelModule
 from dovetail.weights.adapters.kind import AdapterKind
 from dovetail.weights.adapters.multi_lora import Bank

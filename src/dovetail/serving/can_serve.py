@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from dovetail.core.check import check
-from dovetail.core.errors import SpecError, UsageError
+from dovetail.core.errors import SpecError, UsageError, names_or_nearest
 from dovetail.core.fold import declared
 from dovetail.core.group import Position
 from dovetail.core.part import Part, join, walk
 from dovetail.core.scope import Scope
 from dovetail.core.softmax import SoftmaxMixer
-from dovetail.core.suggest import names_or_nearest
 from dovetail.core.weight import State
 from dovetail.decoding.generation import check_generates
 from dovetail.model import Model

@@ -31,15 +31,13 @@ from dovetail.core.keywords import checks_keywords
 from dovetail.decoding.generation import check_generates
 from dovetail.decoding.sampling import top_logprobs
 from dovetail.model import ModelModule
-from dovetail.serving.admission import check_request
 from dovetail.serving.client import Stats
 from dovetail.serving.next_token import allowed_logits, sample_next
-from dovetail.serving.recovery import Change, leave, restart
-from dovetail.serving.request import Finish, Logprob, Output, Request
+from dovetail.serving.recovery import Change, Weights, leave, restart
+from dovetail.serving.request import Finish, Logprob, Output, Request, check_request
 from dovetail.serving.runner import PAGE, Runner, check_served
 from dovetail.serving.schedule import Continuation, Schedule
 from dovetail.serving.speculate import Drafter
-from dovetail.serving.weights import Weights
 from dovetail.state.quantized import CacheFormat
 from dovetail.text.grammar import GrammarError, Grammars, Matcher
 from dovetail.weights.adapters.kind import AdapterKind

@@ -2,16 +2,24 @@
 
 engine.add(Request(id="a", prompt=[1, 5, 9], max_tokens=32))
 engine.step() -> [Output(id="a", index=0, tokens=[7]), …]            the last output of each index has a `finish`
+
+Admission: a request that an engine can never run is refused when it is added, with the reason.
 """
 
 from __future__ import annotations
 
 import dataclasses as dc
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from dovetail.core.errors import InputError
 from dovetail.core.keywords import checks_keywords
+from dovetail.core.limits import REQUEST_N
 from dovetail.decoding.sampling import GREEDY, Sampling
+
+if TYPE_CHECKING:
+    from dovetail.serving.engine import Engine
+
 
 Finish = Literal["stop", "length", "abort", "error", "refused"]  # refused: its grammar took too much work at a token
 
@@ -85,3 +93,40 @@ class Output:
 
 def _logprob(data: Mapping[str, Any]) -> Logprob:
     return Logprob(data["token"], data["logprob"], [(int(token), value) for token, value in data["top"]])
+
+
+def check_request(engine: Engine, request: Request) -> None:
+    """Raise InputError where a request can never run."""
+    spec, prompt, longest, pool = engine.model.part, request.prompt, engine.longest, engine.runner.pool
+    encoder = spec.encoder is not None
+    before = len(engine.start) if encoder else len(prompt)
+    sizes = f"{before} tokens of the prompt and {request.max_tokens} new ones"
+    rules = [
+        (
+            request.id in engine.requests or any(output.id == request.id for output in engine.late),
+            f"id: {request.id!r} is running already",
+        ),
+        (not prompt, "prompt: is empty; give at least one token"),
+        (
+            min(prompt, default=0) < 0 or max(prompt, default=0) >= spec.vocab,
+            f"prompt: has a token id outside 0 to {spec.vocab - 1}",
+        ),
+        (not 1 <= request.n <= REQUEST_N, f"n: {request.n} is not from 1 to {REQUEST_N}"),
+        (
+            request.max_tokens < (0 if request.prompt_logprobs is not None else 1),
+            f"max_tokens: {request.max_tokens} is not 1 or more; 0 if the prompt is only scored",
+        ),
+        (
+            encoder and (not engine.start or len(prompt) > longest),
+            f"prompt: has {len(prompt)} tokens; at most {longest}, and a first decoder token, are needed",
+        ),
+        (before < pool.ahead, f"prompt: has {before} tokens; the first {pool.ahead} see each other, so give as many"),
+        (before + request.max_tokens > longest, f"max_tokens: {sizes} are more than {longest}; shorten one of them"),
+        (
+            not engine.runner.fits(before + max(request.max_tokens, 1)),  # one is admitted with room for a token
+            f"max_tokens: {before + request.max_tokens} tokens do not fit into the KV cache; request fewer",
+        ),
+    ]
+    for never_runs, problem in rules:
+        if never_runs:
+            raise InputError(problem)

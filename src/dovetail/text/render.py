@@ -1,4 +1,4 @@
-"""The process that renders chat templates: a line on stdin per request, a line of JSON on stdout per answer (renderer.py).
+"""The process that renders chat templates: a line on stdin per request, a line of JSON on stdout per answer (chat.py).
 
     python -I render.py MEMORY TIMEOUT          SECONDS {"template": …, "given": […], "longest": …}  ->  {"texts": […]}
 

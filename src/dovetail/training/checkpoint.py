@@ -30,8 +30,7 @@ from dovetail.core.errors import FileError
 from dovetail.core.limits import JSON_BYTES
 from dovetail.core.termination import delaying
 from dovetail.disk.atomic import sync
-from dovetail.disk.checksum import data_sha256, file_sha256
-from dovetail.disk.shape import check_shape
+from dovetail.disk.shape import check_shape, data_sha256, file_sha256
 from dovetail.disk.tensors import DTYPES
 from dovetail.disk.untrusted import Directory
 from dovetail.training.storage import Tensors, file_of, read_chunks, write_chunks

@@ -32,8 +32,7 @@ from dovetail.data.rows import held_out_rows
 from dovetail.model import Model, ModelModule
 from dovetail.text.conversation import Chat, Encoded
 from dovetail.training.objective import NOT_A_SETTING, Setup, TuningData, context
-from dovetail.training.rewards import checked, reward_named
-from dovetail.training.rollout import Rollout, roll_out
+from dovetail.training.rollout import Rollout, checked, reward_named, roll_out
 from dovetail.training.rows import FRACTION, row_source
 from dovetail.training.source import Note, Rows, Shape, Source, check_vocab
 from dovetail.training.step import seed_of

@@ -4,6 +4,8 @@
 
 Every random number is drawn from (seed, step), so that two runs of equal steps are bit-equal, and so is a run that was killed
 and resumed from a checkpoint.
+
+Ctrl-C during a run: the step that runs is finished, so that weights and metrics belong together; a second Ctrl-C raises.
 """
 
 from __future__ import annotations
@@ -11,29 +13,30 @@ from __future__ import annotations
 import dataclasses as dc
 import itertools
 import math
+import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Protocol
+from types import FrameType, TracebackType
+from typing import Any, Protocol
 
 import torch
 
-from dovetail.core.declared_tensors import frozen_base
+from dovetail.core.declared_tensors import check_declared, frozen_base
 from dovetail.core.host import read_floats
 from dovetail.core.linear import Linear
 from dovetail.core.loss import LossSum
-from dovetail.core.mode import evaluating
+from dovetail.core.module import evaluating
 from dovetail.core.termination import delaying
-from dovetail.core.undeclared import check_declared
 from dovetail.data.corpus import Batch
 from dovetail.model import ModelModule
-from dovetail.training.metrics import StepMetrics
+from dovetail.training.metrics import Speed, StepMetrics
 from dovetail.training.objective import Objective
 from dovetail.training.plan import Plan
 from dovetail.training.ranks import Ranks
 from dovetail.training.samples import Samples
-from dovetail.training.speed import Speed
 from dovetail.training.step import Trainer, seed_of
 from dovetail.weights.quantization.leaf import SAVED
 
@@ -208,3 +211,29 @@ def measure(
                 return {}
     means = dict(zip(sums, read_floats(*(one.mean() for one in sums.values())), strict=True))
     return {"loss": means["loss"], **objective.metrics(means)}
+
+
+class Interrupt:
+    """`with Interrupt() as interrupted: … if interrupted(): stop`. In another thread than the main one it is never set."""
+
+    def __init__(self) -> None:
+        self.received = False
+        self.before: Any = None
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():
+            self.before = signal.signal(signal.SIGINT, self._receive)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.before is not None:
+            signal.signal(signal.SIGINT, self.before)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.received:
+            raise KeyboardInterrupt
+        self.received = True
+
+    def __call__(self) -> bool:
+        """Whether Ctrl-C was pressed."""
+        return self.received

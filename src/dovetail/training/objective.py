@@ -26,12 +26,11 @@ import torch
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
-from dovetail.core.errors import SpecError, UsageError
+from dovetail.core.errors import SpecError, UsageError, names_or_nearest
 from dovetail.core.fold import over_vocab
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import IGNORED, LossSum
 from dovetail.core.random import draw, streams, words
-from dovetail.core.suggest import names_or_nearest
 from dovetail.data.corpus import Batch
 from dovetail.model import Model, ModelModule
 from dovetail.text.tokenizer import MASK, Tokenizer

@@ -13,13 +13,21 @@ AdamW is torch's, fused. Muon is momentum, orthogonalized matrix by matrix:
 
 Each singular value s of X becomes a·s + b·s³ + c·s⁵, which five times brings every s from 0.01 to 1 to between 0.68 and 1.14.
 The factor 0.2·√max(out, inp) gives the update the root mean square of AdamW's, so that both take one learning rate and weight
-decay. Every expert, and each of the queries, keys and values of a packed weight, is a matrix of its own (core/packed.py).
+decay. Every expert, and each of the queries, keys and values of a packed weight, is a matrix of its own (core/weight.py).
 Loshchilov & Hutter 2019 (AdamW); Jordan et al. 2024, Liu et al. 2025 (Muon; Moonlight).
+
+Train some weights of a model alone: those whose paths match a pattern. All others take no gradient and stay as they are.
+
+    prefix tuning    graft `prefix: 16` into the attention of a model, then train `layers.*.mixer.prefix_*`     Li & Liang 2021
+    BitFit           train `*.bias`                                                                   Ben Zaken et al. 2021
+
+The weights that stay need no gradient and no state of the optimizer. Checkpoints contain them; an adapter's do not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from math import sqrt
 from typing import Any
 
@@ -27,10 +35,10 @@ import torch
 from torch import Tensor
 
 from dovetail.core.declared_tensors import held
-from dovetail.core.fold import Declared
+from dovetail.core.fold import Declared, check_patterns, declared
 from dovetail.core.module import tensor_at
-from dovetail.core.packed import matrices
-from dovetail.model import ModelModule
+from dovetail.core.weight import matrices
+from dovetail.model import Model, ModelModule
 from dovetail.training.plan import OptimizerKind
 
 # -- Muon -------------------------------------------------------------------------------------------------------------
@@ -169,3 +177,22 @@ class Optimizer:
                         held["step"] = torch.zeros((), dtype=torch.float32)
                 found |= {f"{paths[weight]}.{name}": tensor for name, tensor in held.items()}
         return found
+
+
+def weights_named(spec: Model, patterns: Sequence[str]) -> list[Declared] | None:
+    """The weights that some pattern matches, in module order; None without a pattern. Raises SpecError for one that matches
+    none."""
+    if not patterns:
+        return None
+    weights = [d for d in declared(spec) if d.weight.learned]
+    check_patterns(patterns, [d.path for d in weights], "matches no weight of the model")
+    return [d for d in weights if any(fnmatchcase(d.path, pattern) for pattern in patterns)]
+
+
+def train_only(model: ModelModule, weights: Sequence[Declared]) -> None:
+    """Let these weights alone take gradients. Of a pipeline, another stage may have some of them."""
+    paths = {d.path for d in weights}
+    model.requires_grad_(False)
+    for path, parameter in model.named_parameters(remove_duplicate=False):
+        if path in paths:
+            parameter.requires_grad_(True)

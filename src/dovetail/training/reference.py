@@ -18,7 +18,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from dovetail.core.errors import FileError, NonFiniteError
-from dovetail.core.mode import evaluating
+from dovetail.core.module import evaluating
 from dovetail.data.corpus import Batch
 from dovetail.disk.atomic import write_atomically
 from dovetail.disk.model_files import REFERENCE_FILE

@@ -34,9 +34,8 @@ from dovetail.parallel.shard import reshard
 from dovetail.training.objective import ByToken, Objective
 from dovetail.training.optim import Optimizer
 from dovetail.training.plan import Plan, Precision
-from dovetail.training.precision import Copies
 from dovetail.training.ranks import Ranks
-from dovetail.training.recompute import recomputed
+from dovetail.training.recompute import Copies, recomputed
 
 DTYPES: dict[Precision, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
 

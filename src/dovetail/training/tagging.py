@@ -33,10 +33,10 @@ from dovetail.core.loss import IGNORED, LossSum
 from dovetail.core.scope import Scope
 from dovetail.data.corpus import Batch
 from dovetail.data.rows import TaggedWords, held_out_rows, read_tagged_words
+from dovetail.decoding.tagging import EncodedWords, encode_words
 from dovetail.disk.model_files import CLASSES_FILE
 from dovetail.model import Model, ModelModule
 from dovetail.text.tokenizer import Tokenizer
-from dovetail.text.words import EncodedWords, encode_words
 from dovetail.training.objective import NOT_A_SETTING, Labeled, Reads, Setup, with_accuracy
 from dovetail.training.rows import FRACTION, row_source
 from dovetail.training.source import Note, Rows, Shape, Source, TokenizerKind, tokenizer_for

@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from dovetail.core.errors import SpecError, UsageError
-from dovetail.core.suggest import names_or_nearest
+from dovetail.core.errors import SpecError, UsageError, names_or_nearest
 from dovetail.disk.model_files import GENERATION_FILE, TOKENIZER_FILE
 from dovetail.model import Model
 from dovetail.text.tokenizer import Tokenizer

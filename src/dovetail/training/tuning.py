@@ -30,11 +30,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import FileError, UsageError
+from dovetail.core.errors import FileError, UsageError, did_you_mean
 from dovetail.core.layout import TokenLayout
 from dovetail.core.limits import TEMPLATE_BYTES
 from dovetail.core.loss import IGNORED, LossSum
-from dovetail.core.suggest import did_you_mean
 from dovetail.data.chats import Row, read_answers
 from dovetail.data.corpus import Batch
 from dovetail.data.rows import held_out_rows

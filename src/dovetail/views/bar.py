@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from dovetail.training.metrics import StepMetrics
 from dovetail.views.blocks import TextTable, styled
+
+if TYPE_CHECKING:
+    from dovetail.training.metrics import StepMetrics
 
 EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 BAR = 32  # characters of the longest bar

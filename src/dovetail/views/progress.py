@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.progress import (
     BarColumn,
@@ -24,8 +24,10 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from dovetail.training.metrics import StepMetrics
 from dovetail.views.console import SafeConsole
+
+if TYPE_CHECKING:
+    from dovetail.training.metrics import StepMetrics
 
 DELAY = 1.0  # seconds before a delayed bar appears
 LEFT = (TextColumn("left"), TimeRemainingColumn())

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dovetail.core.units import count
-from dovetail.training.metrics import StepMetrics
 from dovetail.views.blocks import TextTable, View
 from dovetail.views.curve import smoothed
 from dovetail.views.page import body
 from dovetail.views.plot import Curve, draw_terminal
+
+if TYPE_CHECKING:
+    from dovetail.training.metrics import StepMetrics
 
 NUMBERS = ("parameters", "tokens", "loss", "held-out", "bits/byte")
 COLUMNS = ("", "run", "layers", *NUMBERS, "state")

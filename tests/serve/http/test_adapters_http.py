@@ -18,7 +18,7 @@ import dovetail as dt
 from dovetail.api.serve import serve
 from dovetail.cli import main
 from dovetail.core.errors import UsageError
-from dovetail.weights.adapters.tensors import adapter_tensors
+from dovetail.weights.adapters.storage import adapter_tensors
 
 ADMIN = {"Authorization": "Bearer of-the-admin"}
 BODY = {"prompt": "the cat", "max_tokens": 12, "temperature": 0}
@@ -41,7 +41,7 @@ def place(trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
         with torch.no_grad():
             for tensor in adapter_tensors(adapted).values():
                 tensor.add_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(i)), alpha=0.3)
-        dt.save_adapter(adapted, root / "adapters" / name, base=root / "base", layout=layout)
+        dt.save_adapter(adapted, root / "adapters" / name, base=root / "base", layout=layout)  # type: ignore[arg-type]
     (root / "adapters" / "link").symlink_to(root / "base")
     (root / "admin").write_text("of-the-admin\n")
     return root

@@ -17,8 +17,7 @@ from dovetail.core.limits import GRAMMAR_SECONDS
 from dovetail.decoding.generation import Vocabulary
 from dovetail.serving.client import Busy
 from dovetail.serving.http.errors import ApiError
-from dovetail.serving.http.fair import FairSlots
-from dovetail.serving.http.grammars import GrammarChecker
+from dovetail.serving.http.grammars import FairSlots, GrammarChecker
 from dovetail.serving.http.prompts import PromptEncoder
 from dovetail.text.grammar import regex_grammar
 

@@ -24,10 +24,7 @@ from dovetail.serving.http.app import make_app
 from dovetail.serving.http.guard import Gate, Guard
 from dovetail.serving.http.options import Options
 from dovetail.serving.http.server import Server, bound_socket
-from dovetail.serving.replicas.answer import ReplicaCall, answer
-from dovetail.serving.replicas.merge import merge
-from dovetail.serving.replicas.prefix import BLOCK, Placement, prefix_keys
-from dovetail.serving.replicas.relay import Relay, ReplicaLost
+from dovetail.serving.replicas.relay import BLOCK, Placement, Relay, ReplicaCall, ReplicaLost, answer, merge, prefix_keys
 
 
 def keys(prompt, tenant: str = "", **fields) -> tuple[bytes, ...]:

@@ -108,7 +108,7 @@ def test_what_cannot_be_served_is_an_error(directory: Path, tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--engine", "vllm"], r'needs vLLM in this environment: pip install "dovetail-lm\[vllm\]"'),
+        (["--engine", "vllm"], r'is not installed in this environment: pip install "dovetail-lm\[vllm\]"'),
         (["--engine", "vllm", "--drafts", "3"], "--drafts: is a flag of --engine native"),
         (["--tensor", "2"], "--tensor: is a flag of --engine vllm"),
         (["--vllm-flag=--seed=1"], "--vllm-flag: is a flag of --engine vllm"),

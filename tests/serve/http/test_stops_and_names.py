@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given, settings, strategies as st
 
-from dovetail.serving.http.names import TokenNames
-from dovetail.serving.http.stops import StopStrings
+from dovetail.serving.http.choice import StopStrings
+from dovetail.serving.http.logprobs import TokenNames
 from dovetail.text.learn import KINDS, learn
 
 

@@ -1,7 +1,6 @@
 """The writers; importing this registers all of them."""
 
 from dovetail.codegen.writer import (
-    act as act,
     attention as attention,
     embed as embed,
     ffn as ffn,
@@ -14,9 +13,7 @@ from dovetail.codegen.writer import (
     mla as mla,
     model as model,
     moe as moe,
-    norm as norm,
     position as position,
-    rotary as rotary,
     scaling as scaling,
     wire as wire,
 )

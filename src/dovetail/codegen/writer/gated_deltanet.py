@@ -6,7 +6,7 @@ from dovetail.codegen.code import Call, fill
 from dovetail.codegen.registry import Context, MixerCode, writes
 from dovetail.codegen.writer.mamba2 import define_conv
 from dovetail.ops.implementation import CHUNK
-from dovetail.ops.scan.underflow import LEAST
+from dovetail.ops.scan.pieces import LEAST
 from dovetail.parts.mixer.gated_deltanet import EPS
 
 FADED = '''

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from dovetail.core.rows import SequenceRows
 from dovetail.ops.implementation import chunk
-from dovetail.ops.scan.pieces import cut, edges, scanned
-from dovetail.ops.scan.underflow import exp_or_zero
+from dovetail.ops.scan.pieces import cut, edges, exp_or_zero, scanned
 
 
 def delta_scan(

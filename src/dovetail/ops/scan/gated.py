@@ -24,8 +24,7 @@ from torch import Tensor
 
 from dovetail.core.rows import SequenceRows
 from dovetail.ops.implementation import chunk
-from dovetail.ops.scan.pieces import cut, edges, scanned
-from dovetail.ops.scan.underflow import exp_or_zero, zero_if_tiny
+from dovetail.ops.scan.pieces import cut, edges, exp_or_zero, scanned, zero_if_tiny
 
 
 def gated_scan(

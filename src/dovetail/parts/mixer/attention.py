@@ -4,8 +4,8 @@
 
 `heads` query heads share `kv_heads` KV heads: as many is MHA, 1 is MQA, any divisor between is GQA. Optional: QK-norm, a norm
 of values, a soft-cap on the scores, a learned sink logit, an output gate σ(x W_g) ∘ z, biases, and `prefix` learned keys and
-values that every query sees (ops/prefix.py). With `k_is_v` values are the projected keys, v = x W_k, before the norm and the
-rotation of keys (Gemma 4). Cross attention takes k and v from the encoder output instead of x.
+values that every query sees (ops/attend_sets.py). With `k_is_v` values are the projected keys, v = x W_k, before the norm and
+the rotation of keys (Gemma 4). Cross attention takes k and v from the encoder output instead of x.
 
 Shapes: x (…, n, embed)   q, z (…, n, heads, head)   k, v (…, m, kv_heads, head)   probs (…, heads, n, m).
 Vaswani et al. 2017; Shazeer 2019 (MQA); Ainslie et al. 2023 (GQA); Dehghani et al. 2023 (QK-norm); Qiu et al. 2025 (gate).

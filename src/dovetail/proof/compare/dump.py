@@ -29,9 +29,8 @@ import torch
 from torch import Tensor
 
 from dovetail.core.dtypes import dtype_of
-from dovetail.core.errors import FileError
+from dovetail.core.errors import FileError, printable
 from dovetail.core.limits import DUMP_BYTES, DUMP_NAME, DUMP_PASSES, DUMP_TENSORS, DUMP_TOKENS, JSON_NUMBER
-from dovetail.core.printable import printable
 from dovetail.disk.tensors import TensorFile
 from dovetail.disk.untrusted import Directory, refuse_pickles
 

@@ -33,7 +33,7 @@ from dovetail.weights.adapters import attach as attaching, multi_lora
 from dovetail.weights.adapters.attach import Applied, adaptable, attach, detach, merge
 from dovetail.weights.adapters.kind import AdapterKind
 from dovetail.weights.adapters.lora import Lora
-from dovetail.weights.adapters.tensors import adapter_tensors, set_adapter
+from dovetail.weights.adapters.storage import adapter_tensors, set_adapter
 
 KINDS = (
     {"kind": "lora", "rank": 3, "alpha": 5.0, "dropout": 0.3},  # off outside training

@@ -3,7 +3,7 @@
     a whole pass   of 3 rows, of 3 with other tokens in the neighbors, of the row alone
     decoding       of 32 rows in one pool, with other tokens in the neighbors, with no tokens in them
 
-Bit-equal in float32 for one backend at least, with leaves that multiply tile by tile (core/invariant.py). With plain leaves the
+Bit-equal in float32 for one backend at least, with leaves that multiply tile by tile (core/fused.py). With plain leaves the
 number of rows chooses the order of sums, and a row may change by a few ulp; on a deep spec that amplifies rounding, by a few
 times its error against float64. Law 5 compares up to rounding; here rounding is the point: a sampled token may turn on the last
 bit, and then what one user gets depends on who else asks.
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from dovetail.core.fold import needs_of
-from dovetail.core.invariant import make_invariant
+from dovetail.core.fused import make_invariant
 from dovetail.model import ModelModule
 from dovetail.ops import attend
 from dovetail.proof.laws.case import Case, law, perturbed

@@ -5,7 +5,7 @@
 All linear leaves of a spec are replaced at once by leaves that never store the sum, and compared with a model that stores it:
 the reference kernels and the fast ones, the loss, a KV cache fed token by token (MLA decodes in its absorbed form). A path that
 reads the stored weight misses u vᵀ. In a second run the leaves declare that they have no exact matrix, and a path that takes it
-all the same gets W alone. Tensor parallel, training and saving refuse such a leaf by its name (`core/undeclared.py`).
+all the same gets W alone. Tensor parallel, training and saving refuse such a leaf by its name (`core/declared_tensors.py`).
 """
 
 from __future__ import annotations

@@ -42,7 +42,6 @@ from dovetail.proof.laws import (  # noqa: F401  each registers its laws
     sequence,
     sharded,
     structure,
-    tuned,
 )
 from dovetail.proof.laws.case import LAWS, Case
 from dovetail.proof.laws.cover import PairCover, quick_specs

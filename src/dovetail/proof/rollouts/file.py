@@ -19,10 +19,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dovetail.core.errors import FileError
+from dovetail.core.errors import FileError, names_or_nearest, printable
 from dovetail.core.limits import ROLLOUT_BYTES, ROLLOUT_LINE_BYTES, ROLLOUT_LINES, ROLLOUT_TOKENS, ROLLOUT_TOTAL
-from dovetail.core.printable import printable
-from dovetail.core.suggest import names_or_nearest
 from dovetail.disk.untrusted import open_regular, parse_object, problem
 from dovetail.proof.rollouts.sampling import Settings
 

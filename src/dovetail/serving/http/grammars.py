@@ -5,28 +5,48 @@ known by then.
 Every grammar is tried with GRAMMAR_QUICK_SECONDS of CPU time, several at once. One that takes longer is tried again with
 GRAMMAR_SECONDS, one at a time, so that others never wait for it. API keys take turns. Grammars that passed or were refused are
 remembered, and equal ones that arrive together are compiled once.
+
+Work that clients share: a few pieces at once, one slot of them free for a tenant that has none, and those who wait in turns.
+
+slots = FairSlots(3, waiting=16)
+async with slots.turn(tenant, seconds=0.25): …        Busy where the tenant has 16 that wait
+
+One tenant with many pieces of work delays another by one piece at most, not by all of them.
+
+The process that compiles grammars (text/grammar_check.py), seen from the event loop: it is started by the first grammar, and
+again after it has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+import json
+import sys
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from itertools import count
+from pathlib import Path
 from typing import Any, TypeVar
 
 from dovetail.core.errors import UsageError
 from dovetail.core.limits import (
+    GRAMMAR_LIMITS,
+    GRAMMAR_MEMORY,
     GRAMMAR_QUICK_SECONDS,
     GRAMMAR_SECONDS,
+    GRAMMAR_STARTED,
+    GRAMMAR_WAIT,
     GRAMMARS_AT_ONCE,
     GRAMMARS_KEPT,
     GRAMMARS_REFUSED,
     GRAMMARS_WAITING,
 )
-from dovetail.serving.http.errors import ApiError
-from dovetail.serving.http.fair import FairSlots
-from dovetail.serving.http.grammar_process import GrammarProcess
+from dovetail.serving.client import Busy
+from dovetail.serving.http.errors import LOG, ApiError
 from dovetail.serving.http.prompts import PromptEncoder
-from dovetail.text.grammar import Grammar, check_extra
+from dovetail.text import grammar
+from dovetail.text.grammar import Grammar, GrammarVocabulary, check_extra
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -95,3 +115,128 @@ def _remember(kept: OrderedDict[K, V], key: K, value: V, most: int) -> None:
 
 def _refusal(grammar: Grammar, problem: str) -> ApiError:
     return ApiError(400, f"{grammar.format}: {problem}", param=grammar.format, code="grammar_refused")
+
+
+class FairSlots:
+    """`slots` pieces of work at once, of one tenant all but one, and up to `waiting` more per tenant."""
+
+    def __init__(self, slots: int, waiting: int) -> None:
+        self.slots, self.share, self.most = slots, max(1, slots - 1), waiting
+        self.running: Counter[str] = Counter()
+        self.waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # the first tenant is the next
+
+    @asynccontextmanager
+    async def turn(self, tenant: str, seconds: float) -> AsyncGenerator[None, None]:
+        """Wait for a slot; `seconds` is what one piece of work may take, for the estimate of Busy."""
+        queue = self.waiting.setdefault(tenant, deque())
+        if len(queue) >= self.most:
+            raise Busy(len(queue) * seconds)
+        mine = asyncio.get_running_loop().create_future()
+        queue.append(mine)
+        self._next()
+        try:
+            await mine
+            yield
+        finally:
+            if mine.done() and not mine.cancelled():
+                self.running[tenant] -= 1
+                if tenant in self.waiting:  # it has had its turn: others that came meanwhile are before it
+                    self.waiting.move_to_end(tenant)
+            self._next()
+
+    def _next(self) -> None:
+        """Give free slots to those who wait, one per tenant in turn."""
+        for tenant in list(self.waiting):
+            queue = self.waiting[tenant]
+            while queue and queue[0].done():
+                queue.popleft()  # its client has gone
+            if queue and self.running.total() < self.slots and self.running[tenant] < self.share:
+                queue.popleft().set_result(None)
+                self.running[tenant] += 1
+                self.waiting.move_to_end(tenant)
+            if not queue:
+                del self.waiting[tenant]
+        self.running += Counter()  # without zeros
+
+
+CHILD = Path(grammar.__file__).with_name("grammar_check.py")
+LINE = 1 << 24  # bytes of an answer
+SLACK = 10.0  # seconds behind GRAMMAR_WAIT
+
+
+class GrammarProcess:
+    """compiled(grammar, seconds) -> what the process answers."""
+
+    def __init__(self, encoder: PromptEncoder) -> None:
+        self.encoder = encoder
+        self.process: asyncio.subprocess.Process | None = None
+        self.reader: asyncio.Task[None] | None = None
+        self.answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self.numbers, self.lock = count(), asyncio.Lock()
+
+    async def compiled(self, grammar: Grammar, seconds: float) -> dict[str, Any]:
+        """Return `source`, `error`, `slow` or `late`; EOFError where the process has ended."""
+        async with self.lock:
+            if self.process is None or self.process.returncode is not None:
+                await self._start()
+        assert self.process is not None
+        number, answer = next(self.numbers), asyncio.get_running_loop().create_future()
+        self.answers[number] = answer
+        try:
+            async with asyncio.timeout(GRAMMAR_WAIT + SLACK):
+                await self._send({"id": number, "format": grammar.format, "text": grammar.text, "seconds": seconds})
+                return await answer
+        except (OSError, TimeoutError):
+            raise EOFError from None
+        finally:
+            del self.answers[number]
+
+    async def _start(self) -> None:
+        await self.close()
+        vocabulary = self.encoder.vocabulary
+        tokenizer, stop = vocabulary.tokenizer, vocabulary.stop
+        if tokenizer is None:
+            raise ApiError(400, "the model has no tokenizer, so its output cannot be constrained")
+        given = await self.encoder.run(lambda: GrammarVocabulary.of(tokenizer, stop))
+        command, pipe = (sys.executable, "-I", str(CHILD), str(GRAMMAR_MEMORY), str(GRAMMAR_WAIT)), asyncio.subprocess.PIPE
+        process = self.process = await asyncio.create_subprocess_exec(
+            *command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, limit=LINE, env={}
+        )
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(GRAMMAR_STARTED):
+                await self._send({"tokenizer": given.tokenizer, "stop": given.stop, "limits": GRAMMAR_LIMITS})
+                if not await process.stdout.readline():
+                    raise EOFError
+        except (EOFError, OSError, TimeoutError) as error:
+            LOG.error("the process that compiles grammars cannot start: %s", type(error).__name__)
+            await self.close()
+            raise ApiError(400, "constrained output is not offered for this model: its tokenizer cannot be read") from None
+        self.reader = asyncio.create_task(self._read(process.stdout))
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        assert self.process is not None
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(message).encode() + b"\n")
+        await self.process.stdin.drain()
+
+    async def _read(self, stdout: asyncio.StreamReader) -> None:
+        with suppress(OSError, ValueError):
+            while line := await stdout.readline():
+                data = json.loads(line)
+                if (answer := self.answers.get(data["id"])) is not None and not answer.done():
+                    answer.set_result(data)
+        for answer in self.answers.values():
+            if not answer.done():
+                answer.set_exception(EOFError())
+
+    async def close(self) -> None:
+        """End the process."""
+        process, self.process = self.process, None
+        if process is not None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        if self.reader is not None:
+            await self.reader
+            self.reader = None

@@ -7,9 +7,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from dovetail.core.errors import UsageError
+from dovetail.core.errors import UsageError, printable
 from dovetail.core.limits import ADDRESS_CONNECTIONS
-from dovetail.core.printable import printable
 from dovetail.text.tool_calls.parser import parser_named
 
 LOCAL = ("127.0.0.1", "localhost", "::1")

@@ -21,9 +21,8 @@ from dovetail.serving.http.errors import ApiError
 from dovetail.serving.http.grammars import GrammarChecker
 from dovetail.serving.http.guard import TENANT
 from dovetail.serving.http.log import PROMPT, REQUEST_ID, RUN
-from dovetail.serving.http.logprobs import LogprobShapes
+from dovetail.serving.http.logprobs import LogprobShapes, TokenNames
 from dovetail.serving.http.metrics import Metrics
-from dovetail.serving.http.names import TokenNames
 from dovetail.serving.http.options import Options
 from dovetail.serving.http.prompts import PromptEncoder, too_long
 from dovetail.serving.http.respond import respond

@@ -6,28 +6,42 @@ vLLM passes the tokens of all sequences in one dimension, with the position of e
 its class, so that there are two: KV caches alone, and recurrent states with or without KV caches. A spec that vLLM cannot serve
 is refused here, with path and reason, before any weight is read. Weights are loaded strictly: a tensor that is missing, unknown
 or of another shape is an error.
+
+The modules of a spec on one of vLLM's tensor-parallel ranks: built on the meta device, sharded there, then allocated.
+
+    k.weight (kv_heads·head, embed)  ->  rows of this rank's KV heads          how each tensor is sharded: parallel/placement.py
+
+A rank allocates its own shard alone, and copies its slice of each stored tensor. Heads, KV heads, slopes, sinks and recurrent
+states are then those of the rank. Sums over ranks are taken in vLLM's process group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
+from dovetail.construction import on_meta, set_constants
 from dovetail.core.ctx import Ctx
+from dovetail.core.declared_tensors import held
 from dovetail.core.errors import FileError, InputError, UsageError
 from dovetail.core.fold import declared
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
 from dovetail.core.part import join
 from dovetail.hf.own_config import architecture, spec_of
-from dovetail.parallel.construction import local
-from dovetail.serving.can_serve import attending, cut_axes, recurring, require
+from dovetail.model import Model
+from dovetail.parallel.construction import allocate, local
+from dovetail.parallel.placement import local_slices
+from dovetail.parallel.shard import TensorRanks, tensor_parallel
+from dovetail.serving.can_serve import attending, cut_axes, recurring, require, whole_axes
 from dovetail.serving.vllm.attention import EngineView, attention_layer, scoring_of
-from dovetail.serving.vllm.ranks import build_shard
 from dovetail.serving.vllm.recurrent import EngineState, StateBlocks, placed_states, rows_layout, state_layer
+from dovetail.transformer import Transformer
 
 Views = list[dict[str, EngineView | EngineState]]
 
@@ -139,3 +153,35 @@ class DovetailHybridForCausalLM(DovetailForCausalLM):
         )
 
         return dict.fromkeys(mamba_types, (get_temporal_copy_spec,))
+
+
+class Shard(NamedTuple):
+    """The modules on one rank, and by path the slice that it holds of every declared tensor."""
+
+    model: Transformer
+    slices: dict[str, tuple[slice, ...]]
+    ranks: TensorRanks | None  # None: there is one
+
+    @property
+    def cuts(self) -> dict[str, int]:
+        """The axes that are sharded, and into how many shards."""
+        return {} if self.ranks is None else self.ranks.cuts
+
+    def run(self) -> AbstractContextManager[None]:
+        """Within this context modules read the weights of this rank."""
+        return nullcontext() if self.ranks is None else self.ranks.run()
+
+
+def build_shard(spec: Model, dtype: torch.dtype, device: torch.device, tp: int) -> Shard:
+    """Build the modules of a spec on this rank of `tp`, without values of the weights."""
+    model, ranks = on_meta(spec, dtype), None
+    if tp > 1:
+        from vllm.distributed.parallel_state import get_tp_group  # pyright: ignore[reportMissingImports]
+
+        mesh = DeviceMesh.from_group(get_tp_group().device_group, device.type)
+        ranks = tensor_parallel(model, spec, mesh, whole_axes(spec, tp))
+    stored, rank = ({}, (0, 1)) if ranks is None else (ranks.stored, (ranks.rank, ranks.count))
+    slices = {d.path: local_slices(d.weight.shape(d.scope), stored.get(d.path), rank) for d in held(model, spec)}
+    allocate(model, spec, device)
+    set_constants(model, spec, dtype, device, slices)
+    return Shard(model, slices, ranks)

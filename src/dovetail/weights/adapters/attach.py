@@ -21,12 +21,11 @@ from torch.distributed.tensor import DTensor
 from dovetail.construction import initial
 from dovetail.core.check import check
 from dovetail.core.declared_tensors import Absent, adapted_leaves
-from dovetail.core.errors import SpecError
+from dovetail.core.errors import SpecError, nearest
 from dovetail.core.fold import Declared, declared
 from dovetail.core.linear import Adapter, Linear
 from dovetail.core.module import holder
 from dovetail.core.part import from_data
-from dovetail.core.suggest import nearest
 from dovetail.disk.yaml import parse_yaml
 from dovetail.model import Model, ModelModule
 from dovetail.weights.adapters.dropout import lend_no_more, lend_to

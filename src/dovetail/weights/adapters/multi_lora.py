@@ -25,16 +25,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dovetail.core.errors import FileError, InputError, SpecError
+from dovetail.core.errors import FileError, InputError, SpecError, names_or_nearest
 from dovetail.core.finite import nonfinite
 from dovetail.core.fold import declared
 from dovetail.core.linear import Adapter, Linear, Offer, Rows
-from dovetail.core.suggest import names_or_nearest
 from dovetail.model import ModelModule
 from dovetail.weights.adapters.attach import check_bare, targeted
 from dovetail.weights.adapters.kind import AdapterKind, leaf_path
 from dovetail.weights.adapters.lora import Lora, LoraModule
-from dovetail.weights.adapters.tensors import check_tensors
+from dovetail.weights.adapters.storage import check_tensors
 
 
 class Chosen:

@@ -11,35 +11,37 @@ than the one that the adapter was trained on is refused by its fingerprint. The 
 It takes milliseconds for a model of any size, and is the same for a model in Hugging Face layout and in ours, and for weights
 that were loaded in a wider dtype. Bases that were trained apart differ in nearly every value. It recognizes a base; it does not
 prove that no bit was changed, as a checksum of the files does.
+
+The tensors of a model's adapters, by path: what is saved of them, and put back.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from dovetail.core.declared_tensors import adapted_leaves
 from dovetail.core.errors import FileError
 from dovetail.core.finite import nonfinite
-from dovetail.core.fold import declared
+from dovetail.core.fold import Declared, declared
 from dovetail.core.limits import SPEC_BYTES
 from dovetail.core.module import tensor_at
 from dovetail.core.part import Part, plain
 from dovetail.disk.atomic import check_writable, write_atomically
-from dovetail.disk.checksum import data_sha256, file_sha256
 from dovetail.disk.model_files import ADAPTER_FILE, ADAPTER_WEIGHTS
+from dovetail.disk.shape import data_sha256, file_sha256
 from dovetail.disk.tensors import TensorFile, write_tensors
 from dovetail.disk.untrusted import Directory
 from dovetail.disk.yaml import dump_yaml, parse_yaml
 from dovetail.model import ModelModule
 from dovetail.weights.adapters.attach import Applied, attach, read_adapter
 from dovetail.weights.adapters.kind import AdapterKind
-from dovetail.weights.adapters.tensors import set_adapter
 
 # -- the fingerprint of a base ----------------------------------------------------------------------------------------
 
@@ -166,3 +168,33 @@ def put(model: ModelModule, stored: Stored, shown: str, *, any_base: bool = Fals
     applied = attach(model, stored.kind, dtype=dtype)
     set_adapter(model, stored.tensors)
     return applied
+
+
+def adapter_declared(model: nn.Module) -> dict[str, Declared]:
+    """The declared tensors of all adapters by path, each once."""
+    return {d.path: d for _, leaf in adapted_leaves(model) if leaf.adapter is not None for d in leaf.adapter.declared}
+
+
+def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters of all adapters by path."""
+    return {path: tensor_at(model, path).detach() for path in adapter_declared(model)}
+
+
+def check_tensors(shapes: Mapping[str, Sequence[int]], tensors: Mapping[str, Tensor]) -> None:
+    """Raise FileError for a tensor that is missing, unknown or of another shape than the model says."""
+    for path in [*shapes, *tensors]:
+        if path not in tensors:
+            raise FileError(f"{path}: is missing; the adapter was saved with other targets")
+        if path not in shapes:
+            raise FileError(f"{path}: the model has no such adapter; it was saved with other targets")
+        if tuple(shapes[path]) != tuple(tensors[path].shape):
+            raise FileError(f"{path}: has shape {list(tensors[path].shape)}; the model says {list(shapes[path])}")
+
+
+@torch.no_grad()
+def set_adapter(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors into the adapters of a model. Raises FileError for one that is missing, unknown or of another shape."""
+    own = adapter_tensors(model)
+    check_tensors({path: tensor.shape for path, tensor in own.items()}, tensors)
+    for path, tensor in own.items():
+        tensor.copy_(tensors[path])

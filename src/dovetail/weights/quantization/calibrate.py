@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from dovetail.core.errors import SpecError
 from dovetail.core.host import read
 from dovetail.core.linear import Linear, Offer, Rows
-from dovetail.core.mode import evaluating
-from dovetail.core.module import holder
+from dovetail.core.module import evaluating, holder
 from dovetail.core.part import Part
 from dovetail.model import Model
 from dovetail.transformer import Transformer

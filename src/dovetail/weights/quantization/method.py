@@ -15,10 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import UsageError
+from dovetail.core.errors import UsageError, names_or_nearest
 from dovetail.core.fold import declared
 from dovetail.core.linear import Linear
-from dovetail.core.suggest import names_or_nearest
 from dovetail.ops.formats.format import Format
 from dovetail.transformer import Transformer
 from dovetail.weights.quantization.awq import fold_exactly, leaf_folds, norm_fold, search

@@ -19,12 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dovetail.core.errors import FileError, SpecError
+from dovetail.core.errors import FileError, SpecError, did_you_mean
 from dovetail.core.fold import Declared, declared
 from dovetail.core.linear import Linear
 from dovetail.core.module import holder
 from dovetail.core.part import Part
-from dovetail.core.suggest import did_you_mean
 from dovetail.disk.yaml import dump_yaml, parse_yaml
 from dovetail.ops.formats import kinds as _registered  # noqa: F401  registers every format
 from dovetail.ops.formats.format import Format, format_from

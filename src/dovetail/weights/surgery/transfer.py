@@ -28,8 +28,7 @@ from dovetail.construction import initial, on_meta, set_constants, tie
 from dovetail.core.errors import FileError, SpecError
 from dovetail.core.fold import Declared, declared
 from dovetail.core.module import at_least_fp32, tensor_at
-from dovetail.core.packed import piece
-from dovetail.core.weight import PACKED_AXIS
+from dovetail.core.weight import PACKED_AXIS, piece
 from dovetail.model import Model, ModelModule
 from dovetail.weights.surgery.change import sizes
 from dovetail.weights.surgery.status import Diff, Move, Row, diff

@@ -1,10 +1,16 @@
-"""Gated feed-forward (GLU, SwiGLU, GeGLU).
+"""Dense feed-forward networks: gated (GLU, SwiGLU, GeGLU), and plain.
 
     out = (act(x W_gate) ∘ x W_up) W_down         `hidden` defaults to 8·width/3, rounded up to a multiple of 256
 
 act: silu is SwiGLU, gelu GeGLU, sigmoid GLU, identity bilinear.      Shapes: x, out (…, embed)
 `gate_multiplier` is a fixed factor of x W_gate, inside the activation (Falcon-H1).
 Dauphin et al. 2016; Shazeer 2020; Zuo et al. 2025 (Falcon-H1).
+
+Plain: two matrices with an activation between.
+
+    out = act(x W_up + b) W_down + b          `hidden` defaults to 4·width          Shapes: x, out (…, embed)
+
+Vaswani et al. 2017.
 """
 
 from __future__ import annotations
@@ -79,3 +85,49 @@ class GluModule(Module, of=Glu):
         gate, up = together(x, self.joint, self.gate, self.up)
         hidden = ctx.tap(self, "hidden", self.act(gate if self.factor == 1.0 else gate * self.factor) * up)
         return ctx.tap(self, "out", self.down(ctx.dropout(hidden, self.part.dropout, self, axes=("ffn",))))
+
+
+@register("mlp")
+class Mlp(Ffn):
+    """Feed-forward network of two matrices."""
+
+    TAPS = ("hidden", "out")
+    MISTAKES = {"act": Mistake("activation"), "bias": Mistake("bias missing")}
+
+    hidden: int | None = bounded(None, above=0, widens=True)  # None: 4·width
+    act: Act = child("gelu")
+    bias: bool = True
+    dropout: float = bounded(0.0, at_least=0, below=1)
+
+    tp_region = True
+    SAMPLES = {"hidden": [44, 36], "bias": [True, False], "dropout": [0.0, 0.2]}
+
+    def axes(self, scope: Scope) -> Scope:
+        return scope.add(ffn=4 * scope.size("embed") if self.hidden is None else self.hidden)
+
+    def weights(self, scope: Scope) -> list[Weight]:
+        return [
+            Weight(name="up.weight", out=("ffn",), inp=("embed",)),
+            *([Weight(name="up.bias", out=("ffn",), init="zeros", role="bias")] if self.bias else []),
+            Weight(name="down.weight", out=("embed",), inp=("ffn",)),
+            *([Weight(name="down.bias", out=("embed",), init="zeros", role="bias", tp="once")] if self.bias else []),
+        ]
+
+    def advise(self, scope: Scope, length: int | None) -> list[Problem]:
+        hidden, usual = scope.size("ffn"), 4 * scope.size("embed")
+        return [] if hidden == usual else [Problem("hidden", f"{hidden} is not the usual 4·width = {usual} of a plain ffn")]
+
+
+class MlpModule(Module, of=Mlp):
+    """x (…, embed) -> like x."""
+
+    part: Mlp
+    up: Linear
+    down: Linear
+
+    def setup(self) -> None:
+        self.act = self.part.act.function
+
+    def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
+        hidden = ctx.dropout(ctx.tap(self, "hidden", self.act(self.up(x))), self.part.dropout, self, axes=("ffn",))
+        return ctx.tap(self, "out", self.down(hidden))
