@@ -1,5 +1,6 @@
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 
 from dovetail.construction import build
 from dovetail.core.ctx import Ctx
@@ -85,9 +86,9 @@ def test_a_batch_generates_what_each_prompt_does_alone(model, lengths, how):
     alone = [list(generate_tokens(model, prompt, 9, Sampling(**how))) for prompt in prompts]
     assert alone[0] != alone[1]
     decoder = Decoder(model, Pool(model.part, len(prompts), 4 + 9))
-    for given in (prompts, prompts[::-1], prompts[:2]):  # again with the same decoder, in other rows, with a row left empty
-        together = list(generate_batch(decoder, given, 9, Sampling(**how)))
-        assert [list(row) for row in zip(*together, strict=True)] == [alone[prompts.index(one)] for one in given]
+    for some in (prompts, prompts[::-1], prompts[:2]):  # again with the same decoder, in other rows, with a row left empty
+        together = list(generate_batch(decoder, some, 9, Sampling(**how)))
+        assert [list(row) for row in zip(*together, strict=True)] == [alone[prompts.index(one)] for one in some]
 
 
 def test_a_row_of_a_batch_ends_behind_a_stop_token_and_the_batch_with_its_last_row(model):
@@ -177,6 +178,26 @@ def test_top_p_is_that_of_a_full_sort(top_p, spread):
     got = sampled_probs(logits, Sampling(temperature=1.0, top_p=top_p)).nonzero()[:, 0]
     assert abs(len(got) - len(kept)) <= 1  # the sums round in another order
     assert probs[got].min() >= probs[kept].min() * (1 - 1e-6)
+
+
+@given(
+    st.lists(st.floats(-40, 40), min_size=1, max_size=9),
+    st.floats(0.01, 3),
+    st.floats(0, 1) | st.just(1.0),
+    st.floats(0.001, 1) | st.just(1.0),
+    st.integers(1, 9),
+)
+@settings(max_examples=200, deadline=None)
+def test_every_legal_filter_leaves_the_most_probable_token_and_no_more_than_a_looser_one(
+    logits, temperature, min_p, top_p, top_k
+):
+    x = torch.tensor(logits)
+    left = sampled_probs(x, Sampling(temperature=temperature, min_p=min_p, top_p=top_p, top_k=top_k))
+    assert left[x.argmax()] > 0
+    assert (x > x[left > 0].min()).sum() < top_k  # of equal ones more may stay
+    for looser in ({"min_p": 0.0, "top_k": top_k}, {"min_p": min_p, "top_k": None}):
+        more = sampled_probs(x, Sampling(temperature=temperature, **looser))
+        assert (more[left > 0] > 0).all()
 
 
 @pytest.mark.parametrize(

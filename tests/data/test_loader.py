@@ -14,11 +14,11 @@ import torch
 from dovetail.core.errors import FileError, InputError, UsageError
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import IGNORED
+from dovetail.data.bits import bits_per_byte
 from dovetail.data.corpora import Tokens, open_tokens
 from dovetail.data.corpus import Batch
 from dovetail.data.loader import LengthWarmup, Loader, evaluation, to_batch
 from dovetail.data.stream import Stream, Window
-from dovetail.training.source import bits_per_byte
 
 Write = Callable[..., Path]
 
@@ -158,6 +158,16 @@ def loaders(stream: Stream, world: int, workers: int, batch: int = 12, state: di
 def same(one: Batch, other: Batch) -> bool:
     pairs = [(batch.tokens, batch.labels, batch.layout.seg, batch.layout.order, batch.layout.sample) for batch in (one, other)]
     return all(torch.equal(a, b) for a, b in zip(*pairs, strict=True))
+
+
+@pytest.mark.parametrize("warm_up", [1, 100, 337, 750])
+def test_all_ranks_cut_the_rows_of_a_batch_alike(tokens: Tokens, warm_up: int) -> None:
+    stream, warmup = Stream(tokens, 8), LengthWarmup(2, warm_up)
+    for world in (1, 5, 12):
+        some = [Loader(stream, batch=12, rank=rank, world=world, warmup=warmup) for rank in range(world)]
+        for position in range(0, 120, 12):
+            rows = {loader.batch_at(position).tokens.shape[1] for loader in some}
+            assert rows == {warmup(8 * position, 8)}, (world, position)
 
 
 def test_ranks_and_workers_change_at_every_resume_and_batches_do_not(tokens: Tokens, other: Tokens) -> None:

@@ -176,6 +176,28 @@ def test_a_failed_read_is_tried_again(corpus: Write, monkeypatch: pytest.MonkeyP
     assert tokens.read(9, 11).tolist() == [10, 11]
 
 
+def test_a_descriptor_that_fails_is_not_read_again(corpus: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stale handle of a network file system fails for good: only a file that is opened anew can be read."""
+    monkeypatch.setattr(blocks, "RETRIES", (0.0, 0.0))
+    opened, stale = list[Path](), [0]
+
+    class Counted(blocks.Descriptor):
+        def __init__(self, path: Path) -> None:
+            super().__init__(path)
+            opened.append(path)
+
+    def pread(descriptor: int, size: int, offset: int) -> bytes:
+        if len(opened) == stale[0]:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return os.pread(descriptor, size, offset)
+
+    monkeypatch.setattr(blocks, "Descriptor", Counted)
+    tokens = ShardedTokens(corpus(*DOCUMENTS), read=pread)
+    for _ in range(3):
+        assert tokens.read(0, 15).tolist() == IDS
+        stale[0] = len(opened)
+
+
 def test_more_shards_than_open_files(corpus: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = ShardedTokens(corpus(*([[i]] for i in range(30))))
     tokens.files.most = 4

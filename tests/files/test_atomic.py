@@ -46,6 +46,24 @@ def test_after_an_error_the_old_file_is_there_and_no_other(tmp_path: Path, error
     assert [one.name for one in tmp_path.iterdir()] == ["page.html"]
 
 
+def test_what_takes_the_place_of_a_file_was_synced_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a crash of the machine can leave an empty file under the final name."""
+    synced, replace, sync = list[int](), os.replace, os.fsync
+
+    def recorded(handle: int) -> None:
+        synced.append(os.fstat(handle).st_ino)
+        sync(handle)
+
+    def checked(fresh: Path, target: Path) -> None:
+        assert os.stat(fresh).st_ino in synced, "renamed before it is on the disk"
+        replace(fresh, target)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    monkeypatch.setattr(os, "replace", checked)
+    write_atomically(tmp_path / "page.html", "text")
+    assert synced
+
+
 def test_a_link_is_followed(tmp_path: Path) -> None:
     (tmp_path / "real").write_text("old")
     (tmp_path / "link").symlink_to("real")

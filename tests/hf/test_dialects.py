@@ -89,6 +89,17 @@ def test_two_names_of_a_field_must_agree(family: str, old: str, new: str, value:
         from_hf({**config, new: value, old: other})
 
 
+FALLBACKS = [(name, *row) for name, one in DIALECTS.items() if name != "mt5" for row in one.fallbacks.items()]  # a T5
+
+
+@pytest.mark.parametrize(("family", "field", "other"), [row for row in FALLBACKS if isinstance(row[2], str)])
+def test_a_fallback_replaces_no_value_that_the_config_gives(family: str, field: str, other: str) -> None:
+    config = to_hf(in_family(family), family).config
+    given, left_out = {**config, field: config[other] + 1}, {**config, field: None}
+    assert to_hf(from_hf(given), family).config[field] == config[other] + 1
+    assert to_hf(from_hf(left_out), family).config[field] == config[other]
+
+
 def test_a_tensor_without_a_row_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rather than a parameter that stays on the meta device, or one that is not written."""
     spec = in_family("mixtral")

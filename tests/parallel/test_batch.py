@@ -1,10 +1,19 @@
 """Statistics of a batch whose tokens are on several ranks, and random numbers of its samples, are those of one rank."""
 
+from collections.abc import Callable
+from typing import cast
+
 import pytest
+import torch
+import torch.distributed as dist
+from dovetail.parallel.batch import TokenRanks
 from expert_jobs import steps_over_rows
 from rank_jobs import by_data_and_sequence, counts_over, drawn_without_a_seed
 from shard_specs import ATTENTION, decoder
+from torch import Tensor
 
+from dovetail.core.ctx import Ctx
+from dovetail.core.layout import TokenLayout
 from dovetail.parallel.pair import Pair
 
 ROUTER = "kind: sigmoid_router, balance_bias: true, balance_loss: 0.7, z_loss: 0.1, noise: 0.3, capacity: 0.5"
@@ -16,6 +25,28 @@ DROPPING = decoder(f"{ATTENTION}, dropout: 0.2", ffn="kind: glu, hidden: 44, dro
 def test_tokens_before_a_chunk_are_counted_row_by_row(pair: Pair, data: int, sequence: int) -> None:
     for got, want in pair.run(counts_over, data, sequence):
         assert got == want
+
+
+LAYOUTS = {
+    "whole": lambda rows: TokenLayout.whole(len(rows), 7),
+    "padded": lambda rows: TokenLayout.padded(rows, 7),
+    "flat": TokenLayout.flat,
+}
+
+
+@pytest.mark.parametrize("make", LAYOUTS.values(), ids=LAYOUTS)
+def test_rows_on_several_ranks_have_the_numbers_of_the_whole_batch(
+    make: Callable[[list[int]], TokenLayout], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = [7, 3, 5, 7, 1, 2]
+    whole, group = make(lengths).sample, cast("dist.ProcessGroup", object())
+    for ranks in (1, 2, 3):
+        found = list[Tensor]()
+        for rank in range(ranks):
+            monkeypatch.setattr(dist, "get_rank", lambda group, rank=rank: rank)
+            own = make(lengths[rank * 6 // ranks : (rank + 1) * 6 // ranks])
+            found.append(TokenRanks(group).given_to(Ctx(layout=own)).layout.sample)
+        assert torch.cat(found).equal(whole)
 
 
 @pytest.mark.slow

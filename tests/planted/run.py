@@ -2,19 +2,22 @@
 
     python tests/planted/run.py [--fresh] [--only N …] [--checks tests] [--seconds 300] [--json] [--out FILE]
 
-For each bug, first (by default) the laws: `dovetail laws` on two small specs and, for the rooms of the engine, random programs
-of calls, where its room is one that they reach; then the quick tests of its room, those that name the changed file first. A
-test that fails without the bug, too, has not seen it. Results are written after every bug, so that a run can be ended early.
+For each bug, first (by default) the laws and random programs of calls, where they reach its room (`law_commands`); then the
+quick tests of its room, those that name the changed file first. A test that fails without the bug, too, has not seen it.
+Results are written after every bug, so that a run can be ended early.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import compileall
 import contextlib
 import dataclasses as dc
+import functools
 import json
 import os
+import py_compile
 import re
 import shutil
 import signal
@@ -22,31 +25,30 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from bugs import BUGS, Bug
 from fresh import FRESH
 
-from dovetail.proof.laws import suite  # noqa: F401  (registers the laws)
+from dovetail.files.spec import to_yaml
+from dovetail.proof.laws import suite  # registers the laws, too
 from dovetail.proof.laws.case import LAWS as ALL_LAWS
 
 ROOT = Path(__file__).resolve().parents[2]
 SPECS = sorted(Path(__file__).parent.glob("*.yaml"))
 FAST = [law.name for law in ALL_LAWS.values() if not law.slow]
-SMALL, SHARDED = (
-    tuple(("-m", "dovetail", "laws", str(path.relative_to(ROOT)), "--seeds", "1", "--only", *only) for path in SPECS)
-    for only in (FAST, ("sharded",))
+PROGRAMS = ("-m", "checks.programs", "--programs", "200")
+NUMBERS = (
+    "import sys, checks.oracles; from dovetail.proof.laws.oracle import ORACLES, check_oracles; "
+    "failed = check_oracles(set(sys.argv[1:]) & ORACLES.keys()); print('own_number fails:', *failed); sys.exit(bool(failed))"
 )
-PROGRAMS = (("-m", "checks.programs", "--programs", "200"),)
 # rooms whose code the laws and the random programs run; the others have only tests
-LAWS = {
-    **dict.fromkeys(("core", "ops", "parts", "weights", "training", "hf"), SMALL),
-    **dict.fromkeys(("serving", "text", "data", "decoding"), PROGRAMS),
-    "state": (*SMALL, *PROGRAMS),
-    "parallel": SHARDED,
-}
+LAWS = ("core", "ops", "parts", "weights", "training", "hf", "state", "parallel")
+PROGRAMMED = ("serving", "text", "data", "decoding", "state")
+RANKED = re.compile(r"\bctx\.(all_reduce|enter|leave|join|max|first|batch_\w+)\(")  # where ranks share the work of a part
+NEAR = 3  # files of parts that import a module, at most, for their kinds to be tested by themselves
 MOVED = {"serving": "serve", "disk": "files"}  # rooms whose tests have another name
 WALL = 20  # seconds of waiting per CPU second of the limit
 CHECKS = ("laws", "tests")
@@ -124,9 +126,47 @@ def run(bug: Bug, number: int, copy: Path, seconds: float, checks: Sequence[str]
     return Outcome(number, bug.room, bug.function, bug.breaks, seen, check, round(time.monotonic() - begin, 1))
 
 
+def law_commands(bug: Bug, root: Path = ROOT) -> Iterator[Sequence[str]]:
+    """The commands of the laws and programs that a bug meets: the literal numbers of its kinds, laws on sampled specs that have
+    them and on two small specs, law 8 where ranks are spoken of, and random programs."""
+    path = place(bug)[0]  # in the clone: the copy has the bug already
+    kinds = kinds_near(path, ROOT)
+    if kinds and bug.room in LAWS:
+        yield "-c", NUMBERS, *kinds
+    specs = [str(spec.relative_to(ROOT)) for spec in SPECS]
+    for i, text in enumerate(_sampled()):
+        if bug.room in LAWS and any(f"kind: {kind}" in text for kind in kinds) and len(specs) < len(SPECS) + 2:
+            (root / f"sampled-{i}.yaml").write_text(text, encoding="utf-8")
+            specs.insert(0, f"sampled-{i}.yaml")
+    ranked = bug.room == "parallel" or (bug.room in LAWS and RANKED.search(path.read_text(encoding="utf-8")))
+    for only, some in (
+        (FAST, specs if bug.room in LAWS and bug.room != "parallel" else []),
+        (["sharded"], specs if ranked else []),
+    ):
+        yield from (("-m", "dovetail", "laws", spec, "--seeds", "1", "--only", *only) for spec in some)
+    if bug.room in PROGRAMMED:
+        yield PROGRAMS
+
+
+def kinds_near(path: Path, root: Path) -> list[str]:
+    """The kinds that a file registers, or the few files of parts that import it."""
+    imports = re.compile(rf"^from dovetail\.[\w.]*\b{path.stem} import", re.MULTILINE)
+    parts = [path for path in (root / "src/dovetail/parts").rglob("*.py") if imports.search(path.read_text(encoding="utf-8"))]
+    files = [path, *(parts if len(parts) <= NEAR else [])]
+    return sorted(
+        {kind for file in files for kind in re.findall(r'^@register\("(\w+)"\)', file.read_text("utf-8"), re.MULTILINE)}
+    )
+
+
+@functools.cache
+def _sampled() -> list[str]:
+    """The few sampled specs that together have every kind, as YAML."""
+    return [to_yaml(spec) for spec in suite.quick_specs(0)]
+
+
 def _laws(bug: Bug, copy: Path, seconds: float) -> tuple[bool, str]:
     """Whether the laws or the random programs of its room see the planted bug, and which."""
-    for command in LAWS.get(bug.room, ()):
+    for command in law_commands(bug, copy):
         code, said = _command(list(command), copy, seconds)
         if code not in (0, 1, None):
             raise RuntimeError(f"{' '.join(command)} ended with {code}, which is no verdict: {said[-2000:]}")
@@ -212,6 +252,7 @@ def main() -> int:
         for path in ROOT.glob("*.*"):
             if path.is_file():
                 shutil.copy(path, copy)
+        compileall.compile_dir(copy / "src", quiet=2, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
         for number in flags.only or range(1, len(bugs) + 1):
             outcome = run(bugs[number - 1], number, copy, flags.seconds, flags.checks)
             outcomes.append(outcome)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dovetail.files.spec import from_yaml
 from dovetail.proof.compare.check import Verdict, verify
-from dovetail.proof.compare.prompt import limits_of, long_length, random_prompt
+from dovetail.proof.compare.prompt import NAMED, limits_of, long_length, random_prompt
 from dovetail.proof.compare.sides import ModuleSide, NativeSide
 from dovetail.proof.compare.transformers_side import TransformersSide
 from dovetail.views.verdict import body, sentences
@@ -202,6 +202,14 @@ def test_a_massive_channel_is_no_alarm(tmp_path: Path, dtype: torch.dtype) -> No
     verdict = verify(a, b, random_prompt(a.spec), dtype=dtype, longest=0)
     assert verdict.status == "equal"
     assert max(tap.gap for tap in verdict.passes[0].comparison.taps) > 0.01
+
+
+@pytest.mark.parametrize("name", sorted(NAMED))
+def test_a_limit_of_a_config_is_a_positive_integer(name: str) -> None:
+    found = limits_of(
+        None, [{name: value, "inner": {name: value}} for value in (True, False, None, 0, -1, 2.0, "900", [9], 77)]
+    )
+    assert [(limit.tokens, limit.name) for limit in found] == [(77, name)]
 
 
 def test_lengths_pass_every_limit_of_spec_and_config() -> None:

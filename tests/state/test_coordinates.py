@@ -66,6 +66,17 @@ def test_a_roll_back_into_the_image_and_a_fork_know_their_delta() -> None:
     assert text(pool, [1]).tolist() == [[[0, 0, 0]]]
 
 
+@pytest.mark.parametrize("ends", range(14))
+def test_rolled_back_to_any_length_text_continues_as_if_no_more_had_come(ends: int) -> None:
+    given = torch.cat([PROMPT, torch.full((1, 3), 4), IMAGE + 4])  # text, an image, text, an image
+    whole, fewer = pool_of(rows=1), pool_of(rows=1)
+    whole.step([0], [14], positions=[given])
+    assert whole.rollback(0, ends) == ends
+    if ends:
+        fewer.step([0], [ends], positions=[given[:ends]])
+    assert text(whole, [0], 2).equal(text(fewer, [0], 2))
+
+
 def test_a_second_image_moves_the_delta_again() -> None:
     pool = pool_of()
     pool.step([0], [7], positions=[PROMPT])

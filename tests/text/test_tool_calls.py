@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Any
 
 import pytest
+from hypothesis import given, settings, strategies as st
 
 from dovetail.core.errors import UsageError
-from dovetail.text.tool_calls.parser import ToolCall, parser_named, parser_of, parsers
+from dovetail.serving.http.tool_stream import ToolStream
+from dovetail.text.tool_calls.parser import parser_named, parser_of, parsers
 
 TOOLS = ("weather", "time")
 BERN = {"city": "Bern 🙂", "days": [1, {"a": "</tool"}]}
@@ -43,15 +46,25 @@ CASES = {
 def test_calls_and_content_however_the_text_is_cut(name: str, number: int) -> None:
     text, want, calls = CASES[name][number]
     parser, rng = parser_named(name), random.Random(number)
-    for longest in (len(text), 1, 7) if len(text) < 1000 else (len(text), 4000):
-        content, found, rest, begin = "", list[ToolCall](), "", 0
+    for longest in (len(text), 1, 1, 1, 7) if len(text) < 1000 else (len(text), 4000):
+        stream, content, found, begin = ToolStream(parser, TOOLS, None, "tool_calls"), "", list[dict[str, Any]](), 0
         while begin < len(text):
-            end = min(len(text), begin + rng.randint(1, longest))
-            split = parser.split(rest + text[begin:end], start=not content, final=end == len(text), tools=TOOLS)
-            content, rest, begin = content + split.content, split.rest, end
-            found += split.calls
-        assert (content, rest) == (want, "")
-        assert [(call.name, json.loads(call.arguments)) for call in found] == calls
+            end = min(len(text), begin + rng.randint(0, longest))  # a token may have no text yet
+            shown, new = stream.push(text[begin:end], end == len(text))
+            content, found, begin = content + shown, found + new, end
+        assert (content, stream.rest) == (want, "")
+        assert [(one["function"]["name"], json.loads(one["function"]["arguments"])) for one in found] == calls
+        assert [one["index"] for one in found] == list(range(len(calls)))
+
+
+@pytest.mark.parametrize("name", CASES)
+@given(st.text(" \n\t", max_size=3), st.text(" \n\t", max_size=3), st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_white_space_around_calls_changes_nothing(name: str, before: str, after: str, count: int) -> None:
+    call = {"hermes": HERMES, "llama3": LLAMA}[name] % ("weather", DATA)
+    split = parser_named(name).split((before + call + after) * count, start=True, final=True, tools=TOOLS)
+    assert split.content.strip() == ""
+    assert [(one.name, json.loads(one.arguments)) for one in split.calls] == [("weather", BERN)] * count
 
 
 def test_content_before_a_call_is_not_held_back() -> None:

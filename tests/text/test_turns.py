@@ -113,9 +113,16 @@ def test_a_model_without_an_end_token_is_refused(tokenizer: Tokenizer) -> None:
 BROKEN = {
     "a special token that the tokenizer splits": (CHATML.replace("<|im_end|>", "<|eot|>"), "'<|eot|>', which the tokenizer"),
     "no end of turn": (CHATML.replace("'<|im_end|>'", "''"), "no special token ends the answer"),
-    "earlier answers are shortened": (
+    "earlier turns are shortened": (
         "{% for m in messages %}<|im_start|>{{ m.content if loop.last else m.content[:2] }}<|im_end|>{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>{% endif %}",
+        "writes a turn differently",
+    ),
+    "earlier answers are shortened": (
+        CHATML.replace(
+            "message['content']",
+            "(message['content'][:2] if message['role'] == 'assistant' and not loop.last else message['content'])",
+        ),
         "writes a turn differently",
     ),
     "the generation prompt is another": (CHATML.replace("assistant\n", "bot\n"), "writes a turn differently"),

@@ -1,6 +1,8 @@
 """µP: widened specs, learning rates and initial weights by role, and the coordinate check, which the standard parametrization
 fails."""
 
+import dataclasses as dc
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,12 @@ import torch
 import dovetail as dt
 from dovetail.cli import main
 from dovetail.core.errors import SpecError
+from dovetail.core.field import widening
 from dovetail.core.fold import declared
+from dovetail.core.part import KINDS
 from dovetail.training.coordinates import FLAT, slope
 from dovetail.training.optim import Optimizer
-from dovetail.weights.surgery.resize import widened
+from dovetail.weights.surgery.resize import _grown, widened
 
 SPEC = """
 dovetail: 1
@@ -44,6 +48,26 @@ def test_sizes_grow_and_heads_keep_theirs() -> None:
     )
     assert wide.vocab == 280
     assert wide == wide.set("head.scale", 32 / 96)
+
+
+def _growing() -> list[tuple[str, str]]:
+    """Every field of a kind that grows with the width."""
+    return [(name, field) for name, kind in sorted(KINDS.items()) for field in widening(kind)]
+
+
+@pytest.mark.parametrize(("kind", "field"), _growing())
+def test_each_size_grows_whichever_of_the_others_are_unset(kind: str, field: str) -> None:
+    names = [name for name in widening(KINDS[kind]) if name != field]
+    required = {name: 10 for name in names if _default(kind, name) is not None}
+    part = KINDS[kind](**{**required, field: 12})
+    wide = _grown(part, Fraction(2), "")
+    assert {name: getattr(wide, name) for name in (*names, field)} == {
+        name: None if getattr(part, name) is None else 2 * getattr(part, name) for name in (*names, field)
+    }
+
+
+def _default(kind: str, name: str) -> object:
+    return next(one.default for one in dc.fields(KINDS[kind]) if one.name == name)
 
 
 def test_experts_and_latents_grow_with_their_parts() -> None:

@@ -26,10 +26,9 @@ from dovetail.api.result import INTERRUPTED, Result
 from dovetail.core.errors import FileError, SpecError, UsageError
 from dovetail.core.fold import parameters
 from dovetail.core.option import Option
-from dovetail.core.termination import delaying
+from dovetail.core.termination import Interrupt, delaying
 from dovetail.disk.model_files import LOSSES_FILE
 from dovetail.disk.untrusted import Directory
-from dovetail.training.loop import Interrupt
 from dovetail.training.metrics import StepMetrics, to_jsonl
 from dovetail.training.plan import Plan
 from dovetail.views.bar import loss_table

@@ -52,10 +52,9 @@ from dovetail.core.fold import parameters
 from dovetail.core.memory import check_memory
 from dovetail.core.option import Option, checks_options
 from dovetail.core.part import plain
-from dovetail.core.termination import delaying
+from dovetail.core.termination import Interrupt, delaying
 from dovetail.disk.model_files import PLOT_FILE, RUN_FILE, SAMPLES_FILE
 from dovetail.parallel.layout import Axes
-from dovetail.training.loop import Interrupt
 from dovetail.training.metrics import LogKind, logs_of
 from dovetail.training.plan import (
     CHECKPOINT_MINUTES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from dovetail.api.options import ONLY, TEMPLATE, BatchSize, InDir, InFile, Length, NewTokens, OutDir, Seed, Steps
 from dovetail.api.train import ADAPTER_RATE, train
@@ -12,7 +12,9 @@ from dovetail.api.training_run import TrainingRun
 from dovetail.core.errors import UsageError, names_or_nearest
 from dovetail.core.option import Option
 from dovetail.training.plan import Plan, PrecisionChoice, ScheduleKind
-from dovetail.training.rollout import REWARDS, Reward, imported_reward, register_reward
+
+if TYPE_CHECKING:
+    from dovetail.training.rollout import Reward
 
 EPOCHS = 1.0  # where the run has no other end
 
@@ -132,6 +134,8 @@ def tune(
 
 def _named(reward: str | Reward | None) -> str | None:
     """The name of a reward, which is registered where it is a function or its import path."""
+    from dovetail.training.rollout import REWARDS, imported_reward, register_reward
+
     if reward is None or (isinstance(reward, str) and (reward in REWARDS or ":" not in reward)):
         return reward
     return imported_reward(reward) if isinstance(reward, str) else register_reward(reward)

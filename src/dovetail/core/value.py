@@ -21,6 +21,7 @@ from dovetail.core.field import options
 
 WORDS: Mapping[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", Path: "a path"}
 SCALARS: Mapping[Any, type | tuple[type, ...]] = {int: numbers.Integral, float: numbers.Real, Path: (str, os.PathLike)}
+PLAIN = (bool, int, float, str, bytes, list, tuple, dict, set, type(None))  # of a type that every module knows
 LONGEST = 60  # characters of a value in a message
 
 
@@ -76,7 +77,7 @@ def fits(value: Any, hint: Any) -> bool:
     """Whether a value has the type of an annotation."""
     kind, inner = get_origin(hint), get_args(hint)
     if kind in (typing.Union, types.UnionType):
-        other = bool(alternatives(hint)) and Unresolved in inner and type(value).__module__ != "builtins"
+        other = bool(alternatives(hint)) and Unresolved in inner and not isinstance(value, PLAIN)
         return other or any(fits(value, one) for one in inner if one is not Unresolved or not alternatives(hint))
     if kind is Annotated:
         return fits(value, inner[0])

@@ -13,14 +13,11 @@ from __future__ import annotations
 import dataclasses as dc
 import itertools
 import math
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from types import FrameType, TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -211,29 +208,3 @@ def measure(
                 return {}
     means = dict(zip(sums, read_floats(*(one.mean() for one in sums.values())), strict=True))
     return {"loss": means["loss"], **objective.metrics(means)}
-
-
-class Interrupt:
-    """`with Interrupt() as interrupted: … if interrupted(): stop`. In another thread than the main one it is never set."""
-
-    def __init__(self) -> None:
-        self.received = False
-        self.before: Any = None
-
-    def __enter__(self) -> Interrupt:
-        if threading.current_thread() is threading.main_thread():
-            self.before = signal.signal(signal.SIGINT, self._receive)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.before is not None:
-            signal.signal(signal.SIGINT, self.before)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.received:
-            raise KeyboardInterrupt
-        self.received = True
-
-    def __call__(self) -> bool:
-        """Whether Ctrl-C was pressed."""
-        return self.received

@@ -24,15 +24,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec as find_module
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import torch
-
-from dovetail.account import account
 from dovetail.core.errors import FileError, UsageError, install_command
 from dovetail.disk.shape import check_shape
-from dovetail.model import Model
 from dovetail.training.plan import Precision
+
+if TYPE_CHECKING:
+    import torch
+
+    from dovetail.model import Model
 
 
 @dc.dataclass(frozen=True)
@@ -181,6 +182,8 @@ class Speed:
 
 def speed_of(spec: Model, length: int, dtype: torch.dtype, device: torch.device, ranks: int = 1) -> Speed:
     """Measure the peak of this machine, and count the FLOPs of a token in sequences of this length."""
+    from dovetail.account import account
+
     work = account(spec, length).flops_per_token
     forward = work["matmul"] + work["attention_causal"] + work.get("mtp", 0)
 
@@ -194,6 +197,8 @@ def speed_of(spec: Model, length: int, dtype: torch.dtype, device: torch.device,
 @functools.cache
 def peak_flops(dtype: torch.dtype, device: torch.device) -> float:
     """The FLOP/s of the fastest of several matmuls, measured once per process."""
+    import torch
+
     size = SIZES.get(device.type, LARGE)
     a, b = (torch.full((size, size), 1e-3, dtype=dtype, device=device) for _ in range(2))
     _matmul_seconds(a[:64], b)  # kernels are chosen and threads started
@@ -212,4 +217,6 @@ def _matmul_seconds(a: torch.Tensor, b: torch.Tensor) -> float:
 
 def faster_precision(device: torch.device) -> Precision:
     """bf16 where its matmuls are faster than those of float32 on this device, else fp32."""
+    import torch
+
     return "bf16" if peak_flops(torch.bfloat16, device) > peak_flops(torch.float32, device) else "fp32"
