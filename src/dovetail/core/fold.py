@@ -120,9 +120,10 @@ def targets(spec: Part, role: str = "linear") -> list[str]:
     return [d.path for d in declared(spec) if d.weight.role == role and d.weight.learned]
 
 
-def taps(spec: Part) -> list[str]:
-    """The address of every activation that a listener can read and replace: a module's path and a tap's name."""
-    return [f"{path}.{name}".lstrip(".") for path, part, _ in walk(spec) for name in part.taps()]
+def taps(spec: Part) -> dict[str, str]:
+    """The address of every activation that a listener can read and replace, a module's path and a tap's name, and its axes."""
+    declared = ((path, part.taps(scope).items()) for path, part, scope in walk(spec))
+    return {f"{path}.{name}".lstrip("."): axes for path, each in declared for name, axes in each}
 
 
 def check_addresses(spec: Part, patterns: Iterable[str]) -> None:

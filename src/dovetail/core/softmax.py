@@ -137,7 +137,7 @@ class SoftmaxModule(Module):
         self.mask: Mask = self.part.visibility()
         self.mask.key  # noqa: B018  cached here, outside any compiled graph
         self.needs = self.part.needs()
-        self.biased, self.tapped = "bias" in self.needs, "pattern" in self.part.taps()
+        self.biased, self.tapped = "bias" in self.needs, "pattern" in self.part.TAPS
         self.slope = self.part.position.slope if self.biased else None
 
     def scoring(self, ctx: Ctx) -> Scoring:
