@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from dovetail.cli.output import print_json, print_note
+from dovetail.cli.output import print_error, print_json, print_note
 from dovetail.disk.atomic import write_new
 from dovetail.views.blocks import View, renderable
 from dovetail.views.console import WIDE, SafeConsole
 
 if TYPE_CHECKING:
     from dovetail.api.result import Event, Result
+    from dovetail.hf.load import Watch
 
 
 class Printer:
@@ -60,3 +63,17 @@ def shown(view: Callable[[int], View], stream: IO[str] | None = None) -> None:
         console = SafeConsole(file=stream, width=WIDE)
     console.print(renderable(view(console.width)), highlight=False, crop=False)
     console.file.flush()
+
+
+@contextmanager
+def shown_loading(name: str) -> Iterator[Watch]:
+    """Yield a function watch(bytes read, bytes in total) that moves a progress bar; print the warnings of the load."""
+    from dovetail.hf.tensors import DroppedTensors
+    from dovetail.views.progress import delayed_bar
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default", DroppedTensors)
+        with delayed_bar("reading {task.description}", name, ends=True) as watch:
+            yield watch
+    for warning in caught:
+        print_error(f"{name}: {warning.message}")

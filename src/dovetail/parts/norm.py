@@ -82,7 +82,7 @@ class LayerNormModule(Module, of=LayerNorm):
         if ctx.wants(self, "scale"):
             centered, variance = self.moments(x.to(at_least_fp32(x.dtype)), ctx)
             scale = torch.sqrt(variance + self.part.eps)
-            if (new := ctx.tap(self, "scale", scale)) is not scale:
+            if (new := ctx.tap(self, "scale", scale)) is not scale or in_graph(self, scale, ctx):
                 out = scaled(centered / new, factor(centered, self.scale, self.part.plus_one)).to(x.dtype)
                 shift = in_dtype_of(x, self.shift if self.part.shift else None)
                 out = out if shift is None else out + shift
@@ -155,7 +155,7 @@ class RMSNormModule(Module, of=RMSNorm):
         if ctx.wants(self, "scale"):
             wide = x.to(at_least_fp32(x.dtype))
             scale = torch.sqrt(ctx.all_reduce(self.summed(wide * wide), self.dim) / self.size + self.part.eps)
-            if (new := ctx.tap(self, "scale", scale)) is not scale:
+            if (new := ctx.tap(self, "scale", scale)) is not scale or in_graph(self, scale, ctx):
                 learned = factor(wide, self.scale if self.part.scale else None, self.part.plus_one)
                 out = scaled(wide / self.spread(new), learned).to(x.dtype)
         return ctx.tap(self, "out", out)
@@ -173,6 +173,11 @@ class RMSNormModule(Module, of=RMSNorm):
     def spread(self, factor: Tensor) -> Tensor:
         """A factor per group (…, groups) as one per channel of this rank."""
         return factor if self.groups == 1 else factor.index_select(-1, self.group_number)
+
+
+def in_graph(norm: Module, scale: Tensor, ctx: Ctx) -> bool:
+    """Whether a listener wants the gradient at the scale, which the fused kernel does not pass through it."""
+    return scale.requires_grad and ctx.listen is not None and ctx.listen.edits(f"{norm.path}.scale".lstrip("."))
 
 
 def in_dtype_of(x: Tensor, weight: Tensor | None) -> Tensor | None:

@@ -236,7 +236,8 @@ class Attention(SoftmaxMixer):
         )
 
     def taps(self, scope: Scope) -> Mapping[str, str]:
-        return {name: axes for name, axes in self.TAPS.items() if name != "gate" or self.gate}
+        absent = {*(() if self.gate else ("gate",)), *(() if self.projects() else ("k", "v"))}
+        return {name: axes for name, axes in self.TAPS.items() if name not in absent}
 
     def idle(self, scope: Scope) -> frozenset[str]:
         return super().idle(scope) | (frozenset() if self.position.rotates else {"qk_norm_after"})
@@ -290,7 +291,8 @@ class AttentionModule(SoftmaxModule, of=Attention):
             k = k if self.reads else self.normed(k, "k_norm", ctx)
         if self.part.earlier is not None:
             k, v = self.earlier(k, v, values)
-        k, v = ctx.tap(self, "k", k), ctx.tap(self, "v", v)
+        if self.projects:
+            k, v = ctx.tap(self, "k", k), ctx.tap(self, "v", v)
         values.publish(k=k, v=v)
         return self.read(x, ctx.tap(self, "q", q), view.append(layout, k, v), ctx)
 
