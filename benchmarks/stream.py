@@ -27,8 +27,8 @@ from dovetail.construction import build
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.data.corpus import Batch, read_corpus
-from dovetail.decoding.tracing import trace
 from dovetail.files.spec import from_yaml
+from dovetail.look.tracer import trace
 from dovetail.model import Model, ModelModule
 from dovetail.state.pool import Pool
 from dovetail.text.learn import learn

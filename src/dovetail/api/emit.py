@@ -11,9 +11,9 @@ from rich.text import Text
 
 from dovetail.api.arguments import Changes, SpecLike, read_spec
 from dovetail.api.options import SET, SPEC, SWAP, OutFile
-from dovetail.api.output import write_new
 from dovetail.api.result import Result
 from dovetail.core.option import Option
+from dovetail.disk.atomic import write_new
 
 
 @dc.dataclass(frozen=True, repr=False)

@@ -1,14 +1,27 @@
-"""A progress bar on stderr that short work never shows."""
+"""Progress bars on stderr, that short work never shows: of a calibration, of a load."""
 
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
-from dovetail.cli.output import SafeConsole
+from dovetail.cli.output import SafeConsole, print_error
+
+if TYPE_CHECKING:
+    from dovetail.hf.load import Watch
 
 DELAY = 1.0  # seconds before the progress bar appears
 
@@ -33,3 +46,16 @@ def delayed_bar(text: str, name: str, *columns: ProgressColumn, ends: bool = Fal
     finally:
         if bar.live.is_started:
             bar.stop()
+
+
+@contextmanager
+def shown_loading(name: str) -> Iterator[Watch]:
+    """Yield a function watch(bytes read, bytes in total) that moves a progress bar; print the warnings of the load."""
+    from dovetail.hf.tensors import DroppedTensors
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default", DroppedTensors)
+        with delayed_bar("reading {task.description}", name, DownloadColumn(), TransferSpeedColumn(), ends=True) as watch:
+            yield watch
+    for warning in caught:
+        print_error(f"{name}: {warning.message}")

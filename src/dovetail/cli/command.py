@@ -104,7 +104,7 @@ def call(function: Callable[..., Any], options: Options) -> Any:
     known, options = parameters(function), dict(options)
     with contextlib.ExitStack() as stack:
         if "watch" in known:
-            from dovetail.cli.loading import shown_loading
+            from dovetail.cli.bar import shown_loading
 
             directory = Path(options[next(iter(known))])
             options["watch"] = stack.enter_context(shown_loading(directory.name))

@@ -37,7 +37,7 @@ def shown(view: Callable[[int], RenderableType], stream: IO[str] | None = None) 
 
 def write_page(path: Path | None, result: PageResult, force: bool) -> None:
     """Write the page of a result if a path is given; an existing file is replaced if `force`."""
-    from dovetail.api.output import write_new
+    from dovetail.disk.atomic import write_new
 
     if path is not None:
         write_new(path, result.to_html(), force)

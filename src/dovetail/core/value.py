@@ -64,13 +64,8 @@ def type_problem(value: Any, hint: Any) -> str | None:
         return None
     kinds, shown = alternatives(hint), repr(value)[:LONGEST]
     if isinstance(value, str) and all(get_origin(kind) is Literal for kind in kinds):
-        return none_of(value, values_of(hint))
+        return f"{shown} is none of its values; {names_or_nearest(value, values_of(hint), 'values')}"
     return f"{shown} is not {in_words(hint)}" + (f"; give [{shown}]" if fits([value], hint) else "")
-
-
-def none_of(text: str, values: Iterable[str]) -> str:
-    """Return the problem of a text that is none of the values of an option."""
-    return f"{text[:LONGEST]!r} is none of its values; {names_or_nearest(text, values, 'values')}"
 
 
 def fits(value: Any, hint: Any) -> bool:
