@@ -3,7 +3,7 @@
     python benchmarks/startup.py [--json] [--rounds N] [--against REVISION]
 
 CPU time of the child, user and system, so that other work on the machine counts little. Three answers that need no torch (help,
-a mistyped flag, a mistyped preset) are measured against the same base. The three sides take turns. The revision is that in
+a mistyped flag, a mistyped preset) are measured against the same base. The sides take turns. The revision is that in
 which flags began to follow from signatures (one declaration per verb): the start must not become slower by it.
 """
 
@@ -28,6 +28,7 @@ COMMANDS = {
     "import dovetail": ("-c", "import dovetail"),
 }
 GOALS = dict.fromkeys(COMMANDS, 0.5) | {"dovetail show llama-tiny": 1.5}
+REPEATS = 4  # of a command without torch, per round
 SLOWER = 1.03  # at most, than the revision
 
 
@@ -57,12 +58,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place, progress("rounds", rounds + 1) as tick:
         earlier = check_out(asked.against, place)
         for i in range(rounds + 1):  # the first round fills the caches of the disk
+            torch = cpu_seconds(("-c", "import torch"), ROOT)
             for name, command in COMMANDS.items():
-                sides = [(command, ROOT), (("-c", "import torch"), ROOT), (command, earlier)]
-                times = [cpu_seconds(*side) for side in (sides if i % 2 else sides[::-1])]
-                ours, torch, before = times if i % 2 else times[::-1]
+                ours = before = 0.0
+                repeats = 1 if asked.quick or GOALS[name] > 1 else REPEATS
+                for k in range(repeats):
+                    first = cpu_seconds(command, (ROOT, earlier)[(i + k) % 2])
+                    second = cpu_seconds(command, (earlier, ROOT)[(i + k) % 2])
+                    ours, before = (ours + second, before + first) if (i + k) % 2 else (ours + first, before + second)
                 if i:
-                    ratios[name].append((ours / torch, ours / before))
+                    ratios[name].append((ours / repeats / torch, ours / before))
             tick()
     rows = []
     for k, (base, goals) in enumerate([("import torch", GOALS), (f"at {asked.against}", dict.fromkeys(COMMANDS, SLOWER))]):

@@ -27,8 +27,8 @@ from dovetail.construction import build
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.data.corpus import Batch, read_corpus
-from dovetail.decoding.tracing import trace
 from dovetail.files.spec import from_yaml
+from dovetail.look.tracer import trace
 from dovetail.model import Model, ModelModule
 from dovetail.state.pool import Pool
 from dovetail.text.learn import learn
@@ -103,7 +103,7 @@ def trained(tokens: Tokens, size: Size) -> tuple[ModelModule, Tensor]:
     model = build(from_yaml(SPEC))
     share = torch.zeros(0)
     for i in range(ROUNDS):
-        plan = Plan(steps=size.steps, learning_rate=6e-3, warmup=40)
+        plan = Plan(steps=size.steps, learning_rate=6e-3, warmup_steps=40)
         train(model, lambda step, i=i: windows(tokens, i * size.steps + step), next_token, plan)
         share = attention_on_first(model, tokens)
         log(f"round {i + 1}: the largest attention of a head on the first token is {share.max():.2f}")

@@ -66,7 +66,9 @@ def corpus(characters: int, length: int) -> Corpus:
 def learned(spec: Model, batches: Callable[[int], Batch], seed: int, steps: int, rate: float, **plan: Any) -> ModelModule:
     """A model trained from scratch."""
     model = build(spec, seed=seed)
-    train(model, batches, next_token, Plan(steps=steps, learning_rate=rate, seed=seed, quiet=True, **{"warmup": 40, **plan}))
+    train(
+        model, batches, next_token, Plan(steps=steps, learning_rate=rate, seed=seed, quiet=True, **{"warmup_steps": 40, **plan})
+    )
     return model
 
 
@@ -206,7 +208,7 @@ def wired(spec: Model, text: Corpus, seed: int, steps: int, warmup: int) -> list
             losses.append(loss.mean().item())
             return loss
 
-    plan = Plan(steps=steps, learning_rate=3e-3, warmup=warmup, seed=seed, quiet=True, floor=1.0)
+    plan = Plan(steps=steps, learning_rate=3e-3, warmup_steps=warmup, seed=seed, quiet=True, floor=1.0)
     try:
         train(model, lambda step: text.batch(seed, step, 8, SHORT // 2), Recorded(), plan)
     except Diverged:

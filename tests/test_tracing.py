@@ -6,8 +6,8 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import taps
 from dovetail.core.layout import TokenLayout
-from dovetail.decoding.tracing import trace
 from dovetail.files.spec import from_yaml
+from dovetail.look.tracer import trace
 
 SPEC = from_yaml("""
 dovetail: 1

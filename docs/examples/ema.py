@@ -28,7 +28,7 @@ from dovetail.proof.laws.oracle import Comparison, alone, ctx, oracle, part
 class Ema(Recurrent):
     """A gated moving average per channel."""
 
-    TAPS = ("v", "h", "out")
+    TAPS = {"v": "pos channel", "h": "pos channel", "out": "pos channel"}
 
     inner: int = bounded(64, above=0)  # channels of the state
 

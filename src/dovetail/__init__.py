@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 
 # The public names: editors read these imports, and `_modules` finds in them which module defines a name.
 if TYPE_CHECKING:
-    from dovetail import parts as parts
+    from dovetail import look as look, parts as parts
     from dovetail.api.adapters import attach as attach, save_adapter as save_adapter
     from dovetail.api.build_data import build_data as build_data
     from dovetail.api.can_serve import can_serve as can_serve
@@ -69,8 +69,8 @@ def _modules() -> dict[str, str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "parts":  # the package of part classes: dt.parts.Attention
-        return importlib.import_module("dovetail.parts")
+    if name in ("parts", "look"):  # packages: dt.parts.Attention, dt.look.trace
+        return importlib.import_module(f"dovetail.{name}")
     if name == "__all__":
         return sorted(_modules())
     modules = {} if name.startswith("__") else _modules()

@@ -151,8 +151,11 @@ class Block(Part):
     def child_scope(self, scope: Scope, child: str) -> Scope:
         return scope.bind(dim="embed").add(branches=len(self.branches()), steps=len(self.steps()))
 
-    def taps(self) -> tuple[str, ...]:
-        return ("in", *(f"{name}_add" for name in self.branches()), *(f"after_{step[0]}" for step in self.steps()))
+    def taps(self, scope: Scope) -> Mapping[str, str]:
+        stream = "pos channel" if self.wire.streams() == 1 else "pos stream channel"
+        entering = "pos channel" if scope.opens else stream
+        adds = dict.fromkeys((f"{name}_add" for name in self.branches()), "pos channel")
+        return {"in": entering, **adds, **dict.fromkeys((f"after_{step[0]}" for step in self.steps()), stream)}
 
     def idle(self, scope: Scope) -> frozenset[str]:
         unused = frozenset() if self.norms() else frozenset(f"norm.{field.name}" for field in dc.fields(self.norm))
@@ -220,7 +223,7 @@ class Model(Part):
     }
 
     group: ClassVar[str] = "model"
-    TAPS = ("embedded", "normed")
+    TAPS = {"embedded": "pos channel", "normed": "pos channel"}
 
     width: int = bounded(256, above=0, widens=True)
     vocab: int = bounded(4096, above=0)
@@ -279,8 +282,8 @@ class Model(Part):
         known = [bound for bound in bounds if bound is not None]
         return max(known) if self.embed.causal() and len(known) == len(bounds) else None
 
-    def taps(self) -> tuple[str, ...]:
-        return self.TAPS if self.norm is not None else ("embedded",)
+    def taps(self, scope: Scope) -> Mapping[str, str]:
+        return {name: axes for name, axes in self.TAPS.items() if name != "normed" or self.norm is not None}
 
     def check(self, scope: Scope) -> list[Problem]:
         if not self.layers:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -28,13 +28,16 @@ from dovetail.core.keywords import checks_keywords
 from dovetail.core.loss import IGNORED
 from dovetail.decoding.generation import Sampling, Vocabulary, generate_pieces, generate_tokens, prompt_ids
 from dovetail.decoding.tagging import class_count, classes_of_words
-from dovetail.decoding.tracing import Replacement, trace
+from dovetail.look.intervention import Replacement
+from dovetail.look.record import Trace
+from dovetail.look.tracer import Tracer, trace
 from dovetail.model import Model, ModelModule
 
 if TYPE_CHECKING:
     from dovetail.text.tokenizer import Tokenizer
 
 Ids = Tensor | Sequence[int]
+T = TypeVar("T")
 
 
 class Batch(NamedTuple):
@@ -91,8 +94,11 @@ class Transformer(ModelModule):
         batch = Batch(attention_mask, lengths, types, positions, patches, source, source_mask)
         return super().forward(inputs, self._ctx(inputs, ctx, batch))
 
-    if TYPE_CHECKING:  # nn.Module.__call__ returns Any
-        __call__ = forward
+    if TYPE_CHECKING:  # nn.Module declares that it returns Any, and a plain assignment would inherit that
+
+        @property
+        def __call__(self):  # pyright: ignore[reportIncompatibleMethodOverride]
+            return self.forward
 
     def loss(
         self,
@@ -160,6 +166,8 @@ class Transformer(ModelModule):
         compiled: bool = ...,
         chat: bool = ...,
         system: str | None = ...,
+        trace: Trace | None = ...,
+        patch: Mapping[str, Replacement] | None = ...,
     ) -> Iterator[str]: ...
 
     @overload
@@ -179,6 +187,8 @@ class Transformer(ModelModule):
         compiled: bool = ...,
         chat: bool = ...,
         system: str | None = ...,
+        trace: Trace | None = ...,
+        patch: Mapping[str, Replacement] | None = ...,
     ) -> str: ...
 
     @overload
@@ -198,6 +208,8 @@ class Transformer(ModelModule):
         compiled: bool = ...,
         chat: bool = ...,
         system: str | None = ...,
+        trace: Trace | None = ...,
+        patch: Mapping[str, Replacement] | None = ...,
     ) -> Iterator[int]: ...
 
     @overload
@@ -217,6 +229,8 @@ class Transformer(ModelModule):
         compiled: bool = ...,
         chat: bool = ...,
         system: str | None = ...,
+        trace: Trace | None = ...,
+        patch: Mapping[str, Replacement] | None = ...,
     ) -> list[int]: ...
 
     def generate(
@@ -235,6 +249,8 @@ class Transformer(ModelModule):
         compiled: bool = False,
         chat: bool = False,
         system: str | None = None,
+        trace: Trace | None = None,
+        patch: Mapping[str, Replacement] | None = None,
     ) -> str | list[int] | Iterator[str] | Iterator[int]:
         """Return what follows a prompt: text for text, token ids for ids (n,); with stream=True an iterator over pieces.
 
@@ -243,8 +259,10 @@ class Transformer(ModelModule):
         most probable tokens, top_p from the fewest tokens whose probs sum to it. positions (n, c) are coordinates of the
         prompt's ids that differ from their order; patches (p, channels, height, width) the images that ids beyond the
         vocabulary stand for. compiled decodes by compiled graphs: seconds to minutes to make, then faster (decoding.py). chat
-        renders the prompt with the model's chat template, as a user message, after the message `system`.
+        renders the prompt with the model's chat template, as a user message, after the message `system`. trace records the
+        activations that it names, of every step, and patch replaces some: `{"layers.3.in[pos=4]": dt.look.steer(v, 8.0)}`.
         """
+        tracer = None if trace is None and not patch else Tracer(self.part, trace, patch)
         vocabulary = self.vocabulary or Vocabulary()
         ends = vocabulary.stop if stop is None else frozenset(stop)
         sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
@@ -254,9 +272,9 @@ class Transformer(ModelModule):
                     raise InputError(f"{name}: belong to token ids; give the prompt as ids, not as text")
             ids = prompt_ids(vocabulary, prompt, chat=chat, system=system)
             pieces = generate_pieces(
-                self, vocabulary, ids, max_tokens, sampling, stop=ends, continues=not chat, compiled=compiled
+                self, vocabulary, ids, max_tokens, sampling, stop=ends, continues=not chat, compiled=compiled, listen=tracer
             )
-            text = (piece for _, piece in pieces if piece)
+            text = _traced((piece for _, piece in pieces if piece), tracer)
             return text if stream else "".join(text)
         if chat or system is not None:
             raise InputError(f"{'chat' if chat else 'system'}: renders messages of text; give the prompt as text, not as ids")
@@ -270,7 +288,9 @@ class Transformer(ModelModule):
             compiled=compiled,
             positions=positions,
             patches=patches,
+            listen=tracer,
         )
+        tokens = _traced(tokens, tracer)
         return tokens if stream else list(tokens)
 
     def trace(
@@ -287,7 +307,7 @@ class Transformer(ModelModule):
         patches: Tensor | None = None,
         source: Tensor | None = None,
         source_mask: Tensor | None = None,
-    ) -> dict[str, Tensor]:
+    ) -> Trace:
         """Return the activations at the addresses that match a pattern, by address; other arguments as in a forward pass.
 
         grad=True keeps the graph, so that a backward pass from one activation gives the gradients of the others. patch replaces
@@ -347,6 +367,13 @@ class Transformer(ModelModule):
                     f"targets: are equal to the inputs, so each position would predict the token that it reads; {remedy}"
                 )
         return torch.where(ctx.layout.real, targets, IGNORED)
+
+
+def _traced(pieces: Iterator[T], tracer: Tracer | None) -> Iterator[T]:
+    """The pieces; after the last, the trace is filled."""
+    yield from pieces
+    if tracer is not None:
+        tracer.end()
 
 
 def _one_row(prompt: Ids) -> Tensor:

@@ -13,10 +13,10 @@ from dovetail.cli import main
 from dovetail.cli.command import command_of
 from dovetail.core.errors import FileError, UsageError
 from dovetail.core.option import parameters
+from dovetail.core.termination import Interrupt
 from dovetail.core.units import read_count
 from dovetail.disk.yaml import parse_yaml
 from dovetail.training import metrics
-from dovetail.training.loop import Interrupt
 
 SPEC = "{width: 28, vocab: 270, layers: [{repeat: 2, mixer: {heads: 2, kv_heads: 1, dropout: 0.1}, ffn: {hidden: 44}}]}"
 RUN = f"""

@@ -108,6 +108,7 @@ def test_objects_pass_where_a_type_is_for_checkers_only() -> None:
         (int, np.int64(3), 3.0, "a whole number"),
         (float, np.float32(3), 3j, "a number"),
         (Option, Option(""), "o", "of the type Option"),
+        (str | Unresolved, print, 3, "a string"),
     ],
 )
 def test_types_of_values(hint: Any, good: object, bad: object, words: str) -> None:

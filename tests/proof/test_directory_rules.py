@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from dovetail.cli import main
 from dovetail.core.errors import FileError
 from dovetail.proof.compare.transformers_side import TransformersSide
-from dovetail.proof.subjects import opened
+from dovetail.proof.foreign.opening import opened
 
 
 @pytest.fixture(scope="module")

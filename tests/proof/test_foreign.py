@@ -11,8 +11,8 @@ import torch
 from dovetail.cli import main
 from dovetail.core.errors import FileError
 from dovetail.proof.foreign.laws import FOREIGN, laws_on
+from dovetail.proof.foreign.opening import opened
 from dovetail.proof.laws.law import Outcome
-from dovetail.proof.subjects import opened
 
 FILE = Path(__file__).parent / "foreign_model.py"
 

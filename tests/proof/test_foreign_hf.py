@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dovetail.proof.foreign.laws import laws_on
+from dovetail.proof.foreign.opening import opened
 from dovetail.proof.laws.law import Outcome
-from dovetail.proof.subjects import opened
 
 transformers = pytest.importorskip("transformers")
 CHEAP = ("causal", "chunked", "padded", "gradient", "every_weight")

@@ -16,8 +16,7 @@ from dovetail.api.engine import EngineOptions, start_engine
 from dovetail.core.errors import InputError
 from dovetail.decoding.generation import generate_tokens
 from dovetail.serving.client import Busy, EngineDead
-from dovetail.serving.request import Output, Request
-from dovetail.serving.wire import Inbox, encode
+from dovetail.serving.request import Inbox, Output, Request, encode
 
 
 @pytest.fixture(scope="module")

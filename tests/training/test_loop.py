@@ -44,7 +44,7 @@ def test_a_tiny_model_learns_a_rhyme_and_generates_it(tiny):
     spec = tiny.replace("vocab", 270)
     corpus = Corpus.cut(tokenizer.encode(RHYME * 30), 24)
     model = build(spec)
-    plan = Plan(steps=120, learning_rate=1e-2, warmup=10, quiet=True)
+    plan = Plan(steps=120, learning_rate=1e-2, warmup_steps=10, quiet=True)
     history = train(model, lambda step: corpus.batch(0, step, 8, 24), next_token, plan, list(corpus.validation(8, 24)))
     assert history[0].loss > 0.9 * math.log(270)  # it knows nothing
     assert history[-1].val_loss is not None
@@ -121,7 +121,7 @@ def test_the_size_of_a_step_follows_the_learning_rate(tiny):
     """AdamW's first step moves every weight that has a gradient by the rate itself."""
     model = build(tiny)
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    history = train(model, draws(), next_token, Plan(steps=1, learning_rate=1e-2, warmup=5, weight_decay=0.0, quiet=True))
+    history = train(model, draws(), next_token, Plan(steps=1, learning_rate=1e-2, warmup_steps=5, weight_decay=0.0, quiet=True))
     moved = max((weight - before[name]).abs().max().item() for name, weight in model.named_parameters())
     assert history[0].lr == pytest.approx(2e-3)
     assert moved == pytest.approx(2e-3, rel=1e-3)

@@ -101,7 +101,7 @@ def test_masked_tokens_are_learned():
     model = build(spec)
     held = [batch(10_000 + i) for i in range(4)]
     before = evaluate(model, held, objective)
-    train(model, batch, objective, Plan(steps=400, learning_rate=3e-3, warmup=20, quiet=True))
+    train(model, batch, objective, Plan(steps=400, learning_rate=3e-3, warmup_steps=20, quiet=True))
     assert before > 2.9  # ln 20 is 3.0
     assert evaluate(model, held, objective) < 1.0
 
@@ -122,7 +122,7 @@ def test_classes_are_learned():
     model = build(spec)
     held = [batch(10_000 + i) for i in range(4)]
     before = evaluate(model, held, classify)
-    train(model, batch, classify, Plan(steps=150, learning_rate=1e-2, warmup=20, quiet=True))
+    train(model, batch, classify, Plan(steps=150, learning_rate=1e-2, warmup_steps=20, quiet=True))
     assert before > 0.6
     assert evaluate(model, held, classify) < 0.1
 
@@ -157,6 +157,6 @@ def test_seq2seq_learns_to_copy():
     model = build(from_yaml(SEQ2SEQ))
     held = [copies(100_000 + i) for i in range(4)]
     before = evaluate(model, held, seq2seq)
-    train(model, copies, seq2seq, Plan(steps=900, learning_rate=6e-3, warmup=50, quiet=True))
+    train(model, copies, seq2seq, Plan(steps=900, learning_rate=6e-3, warmup_steps=50, quiet=True))
     assert before > 2.8
     assert evaluate(model, held, seq2seq) < 0.3

@@ -16,7 +16,7 @@ import pytest
 
 import dovetail as dt
 from dovetail.core.errors import FileError
-from dovetail.training.loop import Interrupt
+from dovetail.core.termination import Interrupt
 
 SPEC = """
 width: 28

@@ -16,6 +16,7 @@ import torch
 import dovetail as dt
 from dovetail.core.errors import Diverged, FileError, SpecError, UsageError
 from dovetail.core.loss import LossSum
+from dovetail.data.bits import bits_per_byte
 from dovetail.data.corpora import open_tokens
 from dovetail.data.corpus import Corpus
 from dovetail.data.loader import evaluation
@@ -25,7 +26,7 @@ from dovetail.hf.load import load
 from dovetail.text.learn import learn
 from dovetail.training.loop import evaluate
 from dovetail.training.objective import NextToken, next_token
-from dovetail.training.source import bits_per_byte, named_rows
+from dovetail.training.source import named_rows
 
 SPEC = """
 width: 28

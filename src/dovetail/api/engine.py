@@ -33,8 +33,8 @@ from dovetail.serving.embedding_engine import PooledEngine
 from dovetail.serving.engine import Engine
 from dovetail.serving.packed import pack
 from dovetail.serving.process import Loop
+from dovetail.serving.request import encode
 from dovetail.serving.speculate import Drafter, DraftModel, PromptLookup
-from dovetail.serving.wire import encode
 from dovetail.serving.worker import ProcessClient, start_process
 from dovetail.text.grammar import Grammars
 from dovetail.transformer import Transformer

@@ -22,6 +22,7 @@ from typing import Any, ParamSpec, TypeVar
 from dovetail.api.arguments import Changes, read_spec
 from dovetail.core.errors import FileError, UsageError, names_or_nearest
 from dovetail.core.option import Parameter, parameters
+from dovetail.core.option_group import grouped, ungrouped
 from dovetail.disk.model_files import SPEC_FILE
 from dovetail.disk.yaml import parse_yaml, read_text
 from dovetail.training.settings import mapping_of
@@ -41,8 +42,9 @@ def accepts_run_file(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         known = {one.key: one for name, one in parameters(function).items() if name not in IN_CALLS_ONLY}
-        merged = _merged(signature.bind_partial(*args, **kwargs).arguments, known)
-        return typing.cast(Callable[..., R], function)(**merged)
+        named = {name: value for name, value in kwargs.items() if name in signature.parameters}
+        given = {**signature.bind_partial(*args, **named).arguments, **kwargs}
+        return typing.cast(Callable[..., R], function)(**grouped(function, _merged(ungrouped(given), known)))
 
     return call
 

@@ -32,24 +32,10 @@ SET = Sets(
 )
 EPOCHS = Option("", low=0.0, above=True)  # not a flag of train: of tune
 TOKENIZER = Option("The kind of tokenizer; byte_pair encodes any text without loss.")
-SCHEDULE = Option("How the learning rate decays: along a cosine, linearly, in the last fifth of the run (wsd), or not.")
-PRECISION = Option(
-    "bf16: matmuls in bfloat16; weights, gradients and the optimizer's state stay in float32. auto: bf16 if this "
-    "machine multiplies faster in it."
-)
-RECOMPUTE = Option(
-    "Compute activations again in the backward pass, in less memory: all inside a block, or (selective) all but "
-    "those of matmuls and attention."
-)
-SHARDS = BatchSize(
-    "On several ranks: the number of data-parallel ranks over which FSDP shards the weights, by default all; the "
-    "others are replicas (HSDP; with 1, DDP)."
-)
-RING = Option("With --sequence: send keys and values around the ranks, in less memory than gathering them (ring attention).")
-PIPELINE = BatchSize(
-    "On several ranks: the number of pipeline stages, each with some of the layers; --micro-batches go through them (1F1B)."
-)
 LOG = Option(
     "Also log the metrics for tensorboard or wandb (Weights & Biases), in the model directory; may be given many times.",
     repeat=True,
 )
+LEARNING_RATE = Option("The peak learning rate, after the warm-up (default: 0.0025; with --adapter ten times as much).")
+MINUTES = Option("Train for about N minutes: the first steps are measured (default: 5, if no other end is given).")
+BEAMS = BatchSize("translation: beams of the search by which held-out pairs are decoded at evals (default: 4).")

@@ -2,21 +2,60 @@
 
 from __future__ import annotations
 
+import dataclasses as dc
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from dovetail.api.options import ONLY, TEMPLATE, BatchSize, InDir, InFile, Length, NewTokens, OutDir, Seed, Steps
-from dovetail.api.train import ADAPTER_RATE, train
+from dovetail.api.train import train
 from dovetail.api.training_run import TrainingRun
 from dovetail.core.errors import UsageError, names_or_nearest
 from dovetail.core.option import Option
-from dovetail.training.plan import Plan, PrecisionChoice, ScheduleKind
-from dovetail.training.rollout import REWARDS, Reward, imported_reward, register_reward
+from dovetail.core.option_group import OptionGroup, accepts_groups
+from dovetail.training.plan import (
+    ADAPTER_RATE,
+    ComputeOptions,
+    OptimizerKind,
+    OptimizerOptions,
+    Plan,
+    ScheduleKind,
+    ScheduleOptions,
+)
+
+if TYPE_CHECKING:
+    from dovetail.training.rollout import Reward
 
 EPOCHS = 1.0  # where the run has no other end
 
 
+@dc.dataclass(frozen=True)
+class TuningOptions(OptionGroup):
+    """Settings of the methods; each has defaults of its own. `reward` is the name of a registered reward
+    (`dovetail.training.rollout.REWARDS`), a function (prompt, completion, row) -> float, or its path "module:function"."""
+
+    template: Annotated[str | None, TEMPLATE] = None
+    beta: Annotated[float | None, Option("dpo, ipo, orpo, kto: the strength of the reference (default: 0.1).")] = None
+    teacher: Annotated[str | Path | None, InDir("distill: the model directory to learn from.")] = None
+    direction: Annotated[
+        Literal["forward", "reverse"] | None, Option("distill: the divergence to minimize (default: forward).")
+    ] = None
+    reward: Annotated[
+        str | Reward | None, Option("grpo: digit_sum, or exact_answer, which compares with the field `answer` of a row.")
+    ] = None
+    group: Annotated[int | None, BatchSize("grpo: answers per prompt (default: 8).")] = None
+    max_tokens: Annotated[int | None, NewTokens("grpo: tokens of an answer at most (default: 64).")] = None
+    temperature: Annotated[float | None, Option("grpo, distill: divides the logits (default: 1).")] = None
+    clip_ratio: Annotated[float | None, Option("grpo: how far the ratio of a token's probs may move (default: 0.2).")] = None
+    kl: Annotated[
+        float | None,
+        Option(
+            "grpo: weight of the divergence from the initial weights (default: 0); above 0, a copy of them stays in memory."
+        ),
+    ] = None
+
+
+@accepts_groups
 def tune(
     model: Annotated[str | Path, InDir("The model directory to start from, ours or in Hugging Face layout.", argument=True)],
     data: Annotated[
@@ -27,14 +66,10 @@ def tune(
         Literal["sft", "dpo", "ipo", "orpo", "kto", "reward", "grpo", "distill"], Option("How it is tuned.")
     ] = "sft",
     *,
-    adapter: Annotated[
-        str | Mapping[str, Any] | None,
-        Option("Train an adapter of this kind (lora …) and leave the other weights as they are."),
-    ] = None,
+    adapter: Annotated[str | Mapping[str, Any] | None, Option("Train an adapter (lora …) on the frozen weights.")] = None,
     only: Annotated[str | Sequence[str], ONLY] = (),
     out: Annotated[str | Path | None, OutDir("The run directory to write (default: MODEL-METHOD).", short="-o")] = None,
     force: Annotated[bool, Option("Replace an existing run.")] = False,
-    template: Annotated[str | None, TEMPLATE] = None,
     epochs: Annotated[float | None, Option("Stop after N passes over the rows (default: 1, if no other end is given).")] = None,
     steps: Annotated[int | None, Steps("Stop after N steps.")] = None,
     minutes: Annotated[float | None, Option("Train for about N minutes.")] = None,
@@ -44,33 +79,12 @@ def tune(
         float | None,
         Option("The peak learning rate (default: by the method, 1e-6 to 2e-5; ten times as large with an adapter)."),
     ] = None,
-    schedule: Annotated[ScheduleKind, Option("How the learning rate decays.")] = Plan.schedule,
-    warmup: Annotated[float, Option("The fraction of the run over which the learning rate rises to its peak.")] = 0.1,
-    weight_decay: Annotated[float, Option("Weight decay of matrices and tables.")] = 0.0,
-    micro_batches: Annotated[int, BatchSize("Compute a batch in N pieces, in less memory; the result is the same.")] = 1,
-    precision: Annotated[
-        PrecisionChoice, Option("bf16: matmuls in bfloat16; weights, gradients and the optimizer's state stay in float32.")
-    ] = Plan.precision,
+    schedule: ScheduleOptions | ScheduleKind = ScheduleOptions(warmup=0.1),
+    optimizer: OptimizerOptions | OptimizerKind = OptimizerOptions(weight_decay=0.0),
+    compute: ComputeOptions = ComputeOptions(),
     seed: Annotated[int, Seed("The seed of the order of rows, dropout and rollouts.")] = 0,
     evals: Annotated[int, Steps("Times per run that the held-out rows are measured.")] = Plan.evals,
-    beta: Annotated[float | None, Option("dpo, ipo, orpo, kto: the strength of the reference (default: 0.1).")] = None,
-    teacher: Annotated[str | Path | None, InDir("distill: the model directory to learn from.")] = None,
-    direction: Annotated[
-        Literal["forward", "reverse"] | None, Option("distill: the divergence to minimize (default: forward).")
-    ] = None,
-    reward: Annotated[
-        str | Reward | None, Option("grpo: digit_sum, or exact_answer, which compares with the field `answer` of a row.")
-    ] = None,
-    group: Annotated[int | None, BatchSize("grpo: answers per prompt (default: 8).")] = None,
-    max_tokens: Annotated[int | None, NewTokens("grpo: tokens of an answer at most (default: 64).")] = None,
-    temperature: Annotated[float | None, Option("grpo, distill: divides the logits (default: 1).")] = None,
-    clip_ratio: Annotated[float | None, Option("grpo: how far the ratio of a token's probs may move (default: 0.2).")] = None,
-    kl: Annotated[
-        float | None,
-        Option(
-            "grpo: weight of the divergence from the initial weights (default: 0); above 0, a copy of them stays in memory."
-        ),
-    ] = None,
+    options: TuningOptions = TuningOptions(),
     quiet: Annotated[bool, Option("Show no progress.")] = False,
     note: Callable[[str], None] | None = None,
 ) -> TrainingRun:
@@ -88,20 +102,15 @@ def tune(
     Strings are plain text; messages are rendered by the model's chat template, or by `template`: a file, or "plain". Only
     answers are learned, with the token that ends them. The run ends after `epochs` (1 by default), `steps` or `minutes`. With
     an `adapter` the other weights stay unchanged, and the default learning rate is ten times as large; with `only`, those that
-    no pattern matches (prefix tuning: `layers.*.mixer.prefix_*`).
-
-    `beta` is the strength of the reference in dpo, ipo, orpo and kto. Of grpo: `group` answers per prompt, of `max_tokens`
-    tokens at most, sampled at `temperature`; `clip_ratio` bounds a step, `kl` weighs the divergence from the initial weights.
-    `reward` is the name of a registered reward (`dovetail.training.rollout.REWARDS`), a function (prompt, completion, row) ->
-    float, or its import path "module:function". `out` is a run directory as of `train`; the same call again resumes it.
+    no pattern matches (prefix tuning: `layers.*.mixer.prefix_*`). `options` are settings of the method. `out` is a run
+    directory as of `train`; the same call again resumes it.
     """
     from dovetail.training.task import TUNING
 
     if method not in TUNING:
         raise UsageError(f"--method: unknown method {method!r}; {names_or_nearest(method, TUNING, 'methods')}")
-    settings = {"template": template, "beta": beta, "direction": direction, "group": group, "max_tokens": max_tokens}
-    settings |= {"temperature": temperature, "clip_ratio": clip_ratio, "kl": kl, "reward": _named(reward)}
-    settings["teacher"] = None if teacher is None else str(teacher)
+    settings = {**vars(options), "reward": _named(options.reward)}
+    settings["teacher"] = None if options.teacher is None else str(options.teacher)
     rate = TUNING[method].tuning_rate * (1 if adapter is None else ADAPTER_RATE)
     return train(
         from_=model,
@@ -119,10 +128,8 @@ def tune(
         length=length,
         learning_rate=rate if learning_rate is None else learning_rate,
         schedule=schedule,
-        warmup=warmup,
-        weight_decay=weight_decay,
-        micro_batches=micro_batches,
-        precision=precision,
+        optimizer=optimizer,
+        compute=compute,
         seed=seed,
         evals=evals,
         quiet=quiet,
@@ -132,6 +139,8 @@ def tune(
 
 def _named(reward: str | Reward | None) -> str | None:
     """The name of a reward, which is registered where it is a function or its import path."""
+    from dovetail.training.rollout import REWARDS, imported_reward, register_reward
+
     if reward is None or (isinstance(reward, str) and (reward in REWARDS or ":" not in reward)):
         return reward
     return imported_reward(reward) if isinstance(reward, str) else register_reward(reward)

@@ -7,6 +7,7 @@ flag, the problem and the nearest flag.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import shlex
 import shutil
@@ -17,9 +18,11 @@ from typing import Any, NoReturn, get_args, get_origin
 
 from dovetail.core.errors import UsageError, names_or_nearest
 from dovetail.core.option import Parameter
-from dovetail.core.value import alternatives, none_of, values_of
+from dovetail.core.value import alternatives, type_problem, values_of
 
 WIDEST = 120  # columns of the help
+DIGITS = 40  # of a whole number
+FORMS: dict[Any, str] = {Path: "PATH", int: "N", float: "X", str: "TEXT"}
 COLUMN = 26  # at which the texts of the help begin
 Read = Callable[[str], Any]
 
@@ -131,9 +134,25 @@ def _reader(option: Parameter) -> tuple[str | int | None, Read, str]:
 def _read_as(hint: Any) -> tuple[Read, str]:
     """Return the reader and the placeholder of a type."""
     if values := values_of(hint):
-        return _choice(values), "|".join(values)
+        return _typed(str, hint), "|".join(values)
     kinds = alternatives(hint)
-    return next((READERS[kind] for kind in READERS if kind in kinds), READERS[str])
+    kind = next((kind for kind in FORMS if kind in kinds), str)
+    return _typed(kind, kind), FORMS[kind]
+
+
+def _typed(kind: Callable[[str], Any], hint: Any) -> Read:
+    """Return a reader of texts, whose errors are those of the type."""
+
+    def read(text: str) -> Any:
+        value: Any = text
+        if kind is not int or (text.strip().lstrip("+-").isdigit() and len(text) <= DIGITS):
+            with contextlib.suppress(ValueError):
+                value = kind(text)
+        if (problem := type_problem(value, hint)) is not None:
+            raise ValueError(problem)
+        return value
+
+    return read
 
 
 def _reported(read: Read, option: Parameter) -> Read:
@@ -151,31 +170,6 @@ def _reported(read: Read, option: Parameter) -> Read:
         return value
 
     return reported
-
-
-def _whole(text: str) -> int:
-    if text.strip().lstrip("+-").isdigit() and len(text) <= 40:
-        return int(text)
-    raise ValueError(f"{text[:40]!r} is not a whole number")
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{text[:40]!r} is not a number") from None
-
-
-def _choice(values: tuple[str, ...]) -> Read:
-    def read(text: str) -> str:
-        if text in values:
-            return text
-        raise ValueError(none_of(text, values))
-
-    return read
-
-
-READERS: dict[Any, tuple[Read, str]] = {Path: (Path, "PATH"), int: (_whole, "N"), float: (_number, "X"), str: (str, "TEXT")}
 
 
 def _flags(option: Parameter) -> list[str]:

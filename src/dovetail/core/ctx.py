@@ -112,6 +112,8 @@ Listen = Callable[[str, Tensor], Tensor | None]  # (address, value) -> None, or 
 class Listener:
     """Address patterns (`*.mixer.pattern`) and the function to call at each; pairs where one pattern has several."""
 
+    step = 0  # of generation: a decoder counts it
+
     def __init__(self, table: Mapping[str, Listen] | Sequence[tuple[str, Listen]]) -> None:
         self.table = tuple(table.items() if isinstance(table, Mapping) else table)
 
@@ -119,8 +121,16 @@ class Listener:
         """Whether any pattern matches this address."""
         return any(fnmatchcase(address, pattern) for pattern, _ in self.table)
 
-    def hear(self, address: str, x: Tensor) -> Tensor:
-        """Call each function whose pattern matches, in order, and return the last value."""
+    def edits(self, address: str) -> bool:
+        """Whether the value at this address may be replaced, so that the output must be computed with it."""
+        return True
+
+    def queries(self, address: str, layout: TokenLayout) -> Tensor | None:
+        """Which queries (rows, n) of a pattern are asked for, where it is only read; None: all."""
+        return None
+
+    def hear(self, address: str, x: Tensor, layout: TokenLayout | None = None) -> Tensor:
+        """Call each function whose pattern matches, in order, and return the last value; `layout` is that of the tokens."""
         for pattern, listen in self.table:
             if fnmatchcase(address, pattern):
                 replacement = listen(address, x)
@@ -185,7 +195,7 @@ class Ctx:
         """Pass x to the listeners at its address; return x when there are none."""
         if self.listen is None:
             return x
-        return self.listen.hear(f"{module.path}.{name}".lstrip("."), x)
+        return self.listen.hear(f"{module.path}.{name}".lstrip("."), x, self.layout)
 
     def sharded(self, axes: Sequence[str]) -> bool:
         """Whether a logical axis is sharded across ranks."""

@@ -6,11 +6,12 @@ No tensor is allocated.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from math import prod
+from types import MappingProxyType
 from typing import NamedTuple
 
 from dovetail.core.errors import SpecError
@@ -120,9 +121,11 @@ def targets(spec: Part, role: str = "linear") -> list[str]:
     return [d.path for d in declared(spec) if d.weight.role == role and d.weight.learned]
 
 
-def taps(spec: Part) -> list[str]:
-    """The address of every activation that a listener can read and replace: a module's path and a tap's name."""
-    return [f"{path}.{name}".lstrip(".") for path, part, _ in walk(spec) for name in part.taps()]
+@functools.lru_cache(maxsize=64)
+def taps(spec: Part) -> Mapping[str, str]:
+    """The address of every activation that a listener can read and replace, a module's path and a tap's name, and its axes."""
+    declared = ((path, part.taps(scope).items()) for path, part, scope in walk(spec))
+    return MappingProxyType({f"{path}.{name}".lstrip("."): axes for path, each in declared for name, axes in each})
 
 
 def check_addresses(spec: Part, patterns: Iterable[str]) -> None:

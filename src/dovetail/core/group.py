@@ -115,6 +115,12 @@ class Norm(Part):
     """Normalizes over the generic axis `dim`. Module: forward(x, ctx) -> like x."""
 
     group: ClassVar[str] = "norm"
+    # what x is divided by, one number per group of channels; what the norm returns
+    TAPS = {"scale": "pos group", "out": "pos channel"}
+
+    def taps(self, scope: Scope) -> Mapping[str, str]:
+        per_head = scope.names(("dim",)) in (("head",), ("value",))
+        return {name: axes.replace("pos", "pos head") for name, axes in self.TAPS.items()} if per_head else self.TAPS
 
     def reduces(self, scope: Scope) -> tuple[str, ...]:
         return scope.names(("dim",))
@@ -455,7 +461,7 @@ class Mtp(Part):
     Depth k is at position i where its head predicts token i + k + 1. Module: an MtpModule."""
 
     group: ClassVar[str] = "mtp"
-    TAPS = ("hidden",)  # what it returns
+    TAPS = {"hidden": "pos channel"}  # what it returns
     # what it reads at position i, in the order of its forward: `hidden` is the hidden state of the model, `before` that of the
     # depth before (at depth 1 of the model), `embedded` the embedding of token i + k
     inputs: ClassVar[tuple[AheadInput, ...]] = ("before", "embedded")

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
 from dovetail.core.errors import KeywordError, did_you_mean
+from dovetail.core.option_group import groups_of
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -76,7 +77,8 @@ def _checked(function: Callable[..., Any], called: str) -> Callable[..., Any]:
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         raise TypeError(f"{called}: takes any keyword, so none can be refused; name its parameters")
-    known = tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    known += [field for group in groups_of(function).values() for field in vars(group)]
 
     @functools.wraps(function)
     def call(*args: Any, **keywords: Any) -> Any:

@@ -20,7 +20,7 @@ from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar, get_origin
 
 from dovetail.core.errors import DovetailError, UsageError
 from dovetail.core.keywords import checks_keywords
-from dovetail.core.option_group import OptionGroup, accepts_groups, ungrouped
+from dovetail.core.option_group import OptionGroup, grouped, ungrouped
 from dovetail.core.units import read_count
 from dovetail.core.value import TypeNames, type_problem
 
@@ -117,7 +117,7 @@ def checks_options(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> R:
         try:
-            given = signature.bind(*args, **keywords).arguments
+            given = signature.bind(*args, **grouped(function, keywords)).arguments
         except TypeError:  # an argument is missing, or one too many: the call says which
             return function(*args, **keywords)
         for name, value in ungrouped(given).items():
@@ -131,7 +131,7 @@ def checks_options(function: Callable[P, R]) -> Callable[P, R]:
 
 def public_function(function: Callable[P, R]) -> Callable[P, R]:
     """Return the function as `dovetail` provides it: with its keywords and values checked, and errors in its own words."""
-    return names_options(accepts_groups(checks_keywords(checks_options(function))))
+    return names_options(checks_keywords(checks_options(function)))
 
 
 def names_options(function: Callable[P, R]) -> Callable[P, R]:

@@ -81,7 +81,7 @@ class Part:
 
     kind: ClassVar[str] = ""
     group: ClassVar[str] = ""
-    TAPS: ClassVar[tuple[str, ...]] = ()
+    TAPS: ClassVar[Mapping[str, str]] = {}  # name -> axes behind those of the batch, see `taps`
     MISTAKES: ClassVar[Mapping[str, Mistake]] = {}  # by field
     # two to four small legal values per field, for the sampled specs of the laws; a field that holds a part is sampled from
     # every registered kind of its group
@@ -173,8 +173,9 @@ class Part:
         must be on one rank."""
         return ()
 
-    def taps(self) -> tuple[str, ...]:
-        """Names of the activations that listeners can read and replace."""
+    def taps(self, scope: Scope) -> Mapping[str, str]:
+        """The activations that listeners can read and replace: name -> its axes behind those of the batch. `pos` and `query`
+        are the tokens of a call, `key` all tokens so far; an activation with none of them is of the last token."""
         return self.TAPS
 
     def mistake(self, field: str, path: str) -> Mistake:

@@ -11,6 +11,7 @@ carry holds it beside the state, so that a row of a pool can begin again from it
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -27,6 +28,9 @@ from dovetail.core.view import WHOLE_STATE, StateView
 from dovetail.core.weight import State
 
 Carry = tuple[Tensor, ...]  # (rows, *axes) of each declared state, in order
+# what the axis of a state is called at its tap: channels of a head are none of the heads
+AXES = {"heads": "head", "key_heads": "kv_head", "groups": "group", "key": "feature", "features": "feature", "head": "channel"}
+AXES |= dict.fromkeys(("inner", "embed", "value", "columns"), "channel")
 
 
 def conv_state(name: str, *channels: str) -> State:
@@ -39,12 +43,22 @@ class Recurrent(Mixer):
 
     recurrent: ClassVar[bool] = True
 
+    def taps(self, scope: Scope) -> Mapping[str, str]:
+        """The state after the last token of a call is a tap, too; a state of token ids is not."""
+        states = [state for state in self.state(scope) if state.dtype != "int64"]
+        return {**self.TAPS, **{tap_of(state.name): " ".join(AXES.get(axis, axis) for axis in state.axes) for state in states}}
+
     def advise(self, scope: Scope, length: int | None) -> list[Problem]:
         width = scope.size("embed")
         if length is None or length >= width:
             return []
         what = f"at {length} tokens, fewer than the width of {width}, attention costs less and keeps every token"
         return [Problem("", what, "use attention, unless sequences will be longer")]
+
+
+def tap_of(state: str) -> str:
+    """The name of the tap of a declared state: `state`, `conv_x_state`."""
+    return state if state == "state" else f"{state}_state"
 
 
 def last_of_source(ctx: Ctx) -> Tensor:
@@ -78,7 +92,17 @@ class RecurrentModule(Module):
         seq = sequence_rows(ctx.layout)
         x, carry = view.read(seq.spread(x))
         y, carry = self.recur(x, seq, ctx, None if seq.begins and not self.starts else carry)
+        if ctx.listen is not None:
+            carry = self.listened(carry, ctx)
         return seq.gather(view.write(y, *carry))
+
+    def listened(self, carry: Carry, ctx: Ctx) -> Carry:
+        """Pass the states that are taps to the listeners."""
+        names, taps = [tap_of(state.name) for state in self.part.state(self.scope)], self.part.taps(self.scope)
+        if not names:  # an encoder keeps none
+            return carry
+        pairs = zip(names, carry, strict=True)
+        return tuple(ctx.tap(self, name, state) if name in taps else state for name, state in pairs)
 
     def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
         """Return the output (rows, n, embed) and the state after x (rows, n, embed), from the state before it (None: zeros).

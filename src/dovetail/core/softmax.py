@@ -8,6 +8,7 @@ A part derives from `SoftmaxMixer` (heads, mask, KV cache, checks), its module f
 from __future__ import annotations
 
 import dataclasses as dc
+from functools import partial
 from typing import Any
 
 import torch
@@ -137,7 +138,7 @@ class SoftmaxModule(Module):
         self.mask: Mask = self.part.visibility()
         self.mask.key  # noqa: B018  cached here, outside any compiled graph
         self.needs = self.part.needs()
-        self.biased, self.tapped = "bias" in self.needs, "pattern" in self.part.taps()
+        self.biased, self.tapped = "bias" in self.needs, "pattern" in self.part.TAPS
         self.slope = self.part.position.slope if self.biased else None
 
     def scoring(self, ctx: Ctx) -> Scoring:
@@ -170,13 +171,18 @@ class SoftmaxModule(Module):
 
     def edit(self, ctx: Ctx) -> Edit | None:
         """The function that edits the probs after the softmax: a listener's, dropout in training, or None."""
-        heard = self.tapped and ctx.wants(self, "pattern")
-        if not heard and not (ctx.training and self.dropout > 0):
+        heard, drops = self.tapped and ctx.wants(self, "pattern"), ctx.training and self.dropout > 0
+        if not heard and not drops:
             return None
 
         def run(probs: Tensor, *layouts: TokenLayout) -> Tensor:
-            return ctx.dropout_probs(ctx.tap(self, "pattern", probs), self.dropout, self, "pattern", *layouts)
+            if ctx.listen is not None:
+                probs = ctx.listen.hear(address, probs, layouts[0])
+            return ctx.dropout_probs(probs, self.dropout, self, "pattern", *layouts)
 
+        address = f"{self.path}.pattern"
+        if ctx.listen is not None and heard and not drops and not ctx.listen.edits(address):
+            return Edit(run, reads=partial(ctx.listen.queries, address))
         return Edit(run, scales=not heard)
 
     def project_out(self, z: Tensor, ctx: Ctx) -> Tensor:

@@ -3,6 +3,7 @@
     with watched():              SIGTERM raises Terminated in the main thread, as SIGINT raises KeyboardInterrupt
         with delaying():         a checkpoint is being written: Terminated waits for it
             ...
+        with Interrupt() as interrupted:        Ctrl-C sets it; a second one raises KeyboardInterrupt
 
 An exception can be lost: Python drops one that is raised in a weakref callback or in __del__, and a long call into C does not
 see the signal before it returns. A thread therefore watches, too: SOON after a signal it kills the children and ends the
@@ -19,8 +20,8 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
+from types import FrameType, TracebackType
+from typing import Any, NoReturn
 
 SOON = 1.5  # seconds that a verb has to unwind after a signal, or after the checkpoint that delayed it
 LONGEST = 9.5  # seconds after a signal, however long a checkpoint takes
@@ -168,3 +169,29 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
+
+
+class Interrupt:
+    """`with Interrupt() as interrupted: … if interrupted(): stop`. In another thread than the main one it is never set."""
+
+    def __init__(self) -> None:
+        self.received = False
+        self.before: Any = None
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():
+            self.before = signal.signal(signal.SIGINT, self._receive)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.before is not None:
+            signal.signal(signal.SIGINT, self.before)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.received:
+            raise KeyboardInterrupt
+        self.received = True
+
+    def __call__(self) -> bool:
+        """Whether Ctrl-C was pressed."""
+        return self.received

@@ -21,6 +21,7 @@ from dovetail.core.field import options
 
 WORDS: Mapping[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", Path: "a path"}
 SCALARS: Mapping[Any, type | tuple[type, ...]] = {int: numbers.Integral, float: numbers.Real, Path: (str, os.PathLike)}
+PLAIN = (bool, int, float, str, bytes, list, tuple, dict, set, type(None))  # of a type that every module knows
 LONGEST = 60  # characters of a value in a message
 
 
@@ -63,20 +64,15 @@ def type_problem(value: Any, hint: Any) -> str | None:
         return None
     kinds, shown = alternatives(hint), repr(value)[:LONGEST]
     if isinstance(value, str) and all(get_origin(kind) is Literal for kind in kinds):
-        return none_of(value, values_of(hint))
+        return f"{shown} is none of its values; {names_or_nearest(value, values_of(hint), 'values')}"
     return f"{shown} is not {in_words(hint)}" + (f"; give [{shown}]" if fits([value], hint) else "")
-
-
-def none_of(text: str, values: Iterable[str]) -> str:
-    """Return the problem of a text that is none of the values of an option."""
-    return f"{text[:LONGEST]!r} is none of its values; {names_or_nearest(text, values, 'values')}"
 
 
 def fits(value: Any, hint: Any) -> bool:
     """Whether a value has the type of an annotation."""
     kind, inner = get_origin(hint), get_args(hint)
     if kind in (typing.Union, types.UnionType):
-        other = bool(alternatives(hint)) and Unresolved in inner and type(value).__module__ != "builtins"
+        other = bool(alternatives(hint)) and Unresolved in inner and type(value) not in PLAIN
         return other or any(fits(value, one) for one in inner if one is not Unresolved or not alternatives(hint))
     if kind is Annotated:
         return fits(value, inner[0])

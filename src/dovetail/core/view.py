@@ -33,6 +33,9 @@ class Edit:
     scales: bool = (
         False  # each prob by a factor of its query, key and head alone: some keys may be processed without the others
     )
+    # where probs are only read: which queries (rows, n) are asked for, or None for all. Any kernel then computes the output,
+    # and the reference implementation the probs of these queries beside it
+    reads: Callable[[TokenLayout], Tensor | None] | None = None
 
     def __call__(self, probs: Tensor, q_layout: TokenLayout, k_layout: TokenLayout) -> Tensor:
         """Return the probs to use."""

@@ -15,11 +15,12 @@ from __future__ import annotations
 import dataclasses as dc
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Literal, NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dovetail.core.scope import Scope
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # const: computed from the spec and never saved; updated: saved like a weight, but changed by its part instead of a gradient
 Role = Literal["linear", "embed", "norm", "bias", "gate", "conv", "const", "updated"]

@@ -1,2 +1,2 @@
-"""Decoding: steps of a model with its decode state, eager or compiled; sampled tokens, beams, text, embeddings, tags and
-traces."""
+"""Decoding: steps of a model with its decode state, eager or compiled; sampled tokens, beams, text, embeddings and
+tags."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
+from dovetail.core.ctx import Ctx, Listener
 from dovetail.core.errors import InputError, SpecError
 from dovetail.core.finite import check_result
 from dovetail.core.fold import over_vocab, position_limit
@@ -84,13 +84,14 @@ def generate_tokens(
     patches: Tensor | None = None,
     cache: CacheFormat | None = None,
     matcher: Matcher | None = None,
+    listen: Listener | None = None,
 ) -> Iterator[int]:
     """Yield up to `max_tokens` token ids that continue the prompt (n,), fewer where a table of positions ends. A token of
     `stop` ends generation, and is yielded, too. `compiled` decodes by compiled graphs, which take seconds to minutes to make;
     `on_compiled` is called with that time, before the first token is yielded. `positions` (n, c) are the coordinates of the
     prompt's tokens; those of the new tokens continue them. `patches` are the images that some of its ids stand for. `cache` is
     the format of the KV cache; None: the dtype of the model. `matcher` restricts the tokens to those of a grammar; generation
-    ends where its text is complete.
+    ends where its text is complete. `listen` reads and replaces activations in every step.
     """
     spec, device = model.part, model.device
     check_generates(spec)
@@ -101,16 +102,18 @@ def generate_tokens(
     coords = 0 if positions is None else _coordinates(positions, len(inputs), spec)
     pool = pool_for(model, 1, len(inputs) + len(start) + max_tokens, len(inputs), coords=coords, cache=cache)
     if spec.encoder is not None:
-        encode_source(model, pool, inputs)
+        encode_source(model, pool, inputs, listen=listen)
         inputs = torch.tensor(list(start), dtype=torch.long, device=device)
         if not len(inputs):
             raise SpecError("start", "an encoder–decoder needs a first decoder token", "give decoder_start_token_id")
     _check_prefix(spec, len(inputs))
     given_ids, generated = inputs.tolist(), list[int]()
+    if compiled and listen is not None:
+        raise InputError("compiled: a compiled graph has no listener; decode eagerly to trace or patch")
     if compiled and cache is not None:
         raise SpecError("cache", f"a KV cache in {cache} is not decoded by compiled graphs", "leave out one of the two")
     compiled = compiled and max_tokens > WARM  # fewer would be compiled for nothing
-    decoder = Decoder(model, pool, compiled=compiled)
+    decoder = Decoder(model, pool, compiled=compiled, listen=listen)
     for number in range(max_tokens):
         given = None if positions is None or number else [positions]
         logits = _checked(decoder.step(inputs[None], [0], given, None if number else patches), number)
@@ -221,6 +224,7 @@ def generate_pieces(
     on_compiled: Callable[[float], None] | None = None,
     cache: CacheFormat | None = None,
     matcher: Matcher | None = None,
+    listen: Listener | None = None,
 ) -> Iterator[tuple[int | None, str]]:
     """Yield each token that follows a prompt of these ids with the text that is final now, which may be empty; at the end
     None with the rest of the text. A token of `stop` ends generation and has no text.
@@ -246,6 +250,7 @@ def generate_pieces(
         on_compiled=on_compiled,
         cache=cache,
         matcher=matcher,
+        listen=listen,
     )
     for token in tokens:
         yield token, "" if token in stop else stream.push(token)
@@ -285,10 +290,11 @@ def pool_for(model: ModelModule, rows: int, capacity: int, source: int, **option
     return Pool(model.part, rows, capacity, dtype=model.dtype, device=model.device, source=source, sharded=cuts, **options)
 
 
-def encode_source(model: ModelModule, pool: Pool, source: Tensor, row: int = 0) -> None:
+def encode_source(model: ModelModule, pool: Pool, source: Tensor, row: int = 0, listen: Listener | None = None) -> None:
     """Run the encoder on the source (m,) and store its keys and values for every cross-attention of a row."""
-    ctx = Ctx(layout=TokenLayout.whole(1, len(source), source.device), ranks=model.ranks)
+    ctx = Ctx(layout=TokenLayout.whole(1, len(source), source.device), listen=listen, ranks=model.ranks)
     with evaluating(model):
         output, layout = model.encode(source[None], ctx)
         views = pool.admit([row], [output.shape[1]])
-        model.fill(Ctx(layout=layout, encoder_output=output, encoder_layout=layout, ranks=model.ranks), views)
+        ctx = Ctx(layout=layout, encoder_output=output, encoder_layout=layout, listen=listen, ranks=model.ranks)
+        model.fill(ctx, views)

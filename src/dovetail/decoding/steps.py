@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
+from dovetail.core.ctx import Ctx, Listener
 from dovetail.core.errors import InputError, StateError
 from dovetail.core.fused import join
 from dovetail.core.module import evaluating
@@ -42,10 +42,13 @@ OPTIONS: dict[str, Any] = {
 class Decoder:
     """A model, its decode state, and the function that runs a step."""
 
-    def __init__(self, model: ModelModule, pool: Pool, *, compiled: bool = False) -> None:
+    def __init__(self, model: ModelModule, pool: Pool, *, compiled: bool = False, listen: Listener | None = None) -> None:
+        """`listen` reads and replaces activations in every step, of which it counts the number: a `dovetail.look.Tracer`."""
+        if compiled and listen is not None:
+            raise InputError("compiled: a compiled graph has no listener; decode eagerly to trace or patch")
         if compiled and model.ranks is not None:
             raise InputError("compiled: a model that is sharded by tensor decodes eagerly; leave it out")
-        self.model, self.pool, begin = model, pool, time.monotonic()
+        self.model, self.pool, self.listen, begin = model, pool, listen, time.monotonic()
         if compiled:
             join(model)  # 4 % faster in bfloat16, and fewer kernels to compile
         self._compiled: Callable[[Tensor, Ctx], Tensor] | None = compile_step(model) if compiled else None
@@ -66,9 +69,14 @@ class Decoder:
             raise StateError("the weights, modules or hooks have changed since they were compiled (make a new Decoder)")
         step = self.pool.step(rows, [tokens.shape[1]] * len(rows), positions=positions)
         ctx = Ctx(layout=step.layout, views=step.views, patches=patches, ranks=self.model.ranks)
+        if self.listen is not None:
+            ctx.listen = self.listen
         with evaluating(self.model):
             if self._compiled is None or tokens.shape[1] > 1:
-                return self.model.next_logits(tokens, ctx)[:, -1]
+                logits = self.model.next_logits(tokens, ctx)[:, -1]
+                if self.listen is not None:
+                    self.listen.step += 1
+                return logits
             # a slice has other strides, for which it would be compiled again
             return self._compiled(tokens.clone(memory_format=torch.contiguous_format), ctx)[:, -1]
 

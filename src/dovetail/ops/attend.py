@@ -70,6 +70,9 @@ def attend(
 
     Shapes: q (…, n, heads, head), k and v (…, m, kv_heads, head); `…` is batch, or nothing for a flat batch.
     """
+    if edit is not None and edit.reads is not None:
+        observe(q, k, v, scoring, q_layout, k_layout, edit)
+        edit = None
     needs = scoring.needs if edit is None else scoring.needs | {edit.need}
     backend, plain = chosen(q, scoring, q_layout, k_layout, needs)
     visible = None
@@ -77,6 +80,23 @@ def attend(
         visible = scoring.mask.flag() if plain and backend.flags else dense(scoring.mask, q_layout, k_layout, scoring.heads)
     out = backend.run(q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2), scoring, q_layout, k_layout, visible, edit)
     return out.transpose(-3, -2)
+
+
+def observe(
+    q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, q_layout: TokenLayout, k_layout: TokenLayout, edit: Edit
+) -> None:
+    """Compute the probs of the queries that a listener asks for, and of no others, by the reference implementation."""
+    assert edit.reads is not None
+    wanted = edit.reads(q_layout)
+    if wanted is not None:
+        count = int(wanted.sum(-1).amax())
+        if count == 0:
+            return
+        index = wanted.int().topk(count, -1).indices.sort(-1).values  # a row with fewer has some that are not asked for
+        q = q.take_along_dim(index[..., None, None], -3)
+        q_layout = TokenLayout.of(q_layout.order.gather(-1, index), q_layout.seg.gather(-1, index))
+    visible = dense(scoring.mask, q_layout, k_layout, scoring.heads)
+    attend_ref.run(q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2), scoring, q_layout, k_layout, visible, edit)
 
 
 class Stored:

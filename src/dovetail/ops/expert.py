@@ -58,12 +58,17 @@ def gather(x: Tensor, rows: Rows, choices: int) -> Tensor:
     return x.index_select(0, rows.choice // choices)
 
 
-def combine(y: Tensor, rows: Rows, weights: Tensor) -> Tensor:
-    """y (rows, out), weights (tokens, k) -> (tokens, out): each token's choices weighted and summed, in the weights' dtype."""
+def by_token(y: Tensor, rows: Rows, choices: int) -> Tensor:
+    """y (rows, out) -> (tokens, k, out): what the experts of each token return; zero where an expert is on another rank."""
     if rows.local is not None:
         y = torch.where(rows.local, y, 0.0)
-    by_token = y.index_select(0, rows.choice.argsort()).unflatten(0, weights.shape)
-    return (by_token * weights[..., None]).sum(-2)
+    return y.index_select(0, rows.choice.argsort()).unflatten(0, (-1, choices))
+
+
+def combine(y: Tensor, weights: Tensor) -> Tensor:
+    """y (tokens, k, out), weights (tokens, k) -> (tokens, out): each token's choices weighted and summed, in the weights'
+    dtype."""
+    return (y * weights[..., None]).sum(-2)
 
 
 def product(x: Tensor, weights: Tensor, rows: Rows) -> Tensor:

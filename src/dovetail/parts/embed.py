@@ -46,7 +46,7 @@ class Tokens(Embed):
 
     token_ids = True
     tp_axes = VOCAB
-    TAPS = ("out",)
+    TAPS = {"out": "pos channel"}
     MISTAKES = {
         "scale": Mistake("embedding scale", (1.0,)),
         "scale_by_width": Mistake("embedding scale", (1.0,)),
@@ -139,7 +139,7 @@ class TokensModule(EmbedModule, of=Tokens):
 class Patches(Embed):
     """Patch embedding of images (ViT), with a class token."""
 
-    TAPS = ("out",)
+    TAPS = {"out": "pos channel"}
     coords: ClassVar[int] = 2
 
     image: int = bounded(224, above=0)
@@ -210,7 +210,7 @@ EXAMPLE = 6  # patches of an example; the first four tokens of each row are some
 class TokensAndPatches(Embed):
     """Text tokens, and image patches named by ids beyond the vocabulary."""
 
-    TAPS = ("out",)
+    TAPS = {"out": "pos channel"}
 
     patch: int = bounded(16, above=0)
     channels: int = bounded(3, above=0)

@@ -84,7 +84,7 @@ class TokenLogitsModule(HeadModule):
 class VocabHead(Head):
     """A head with logits over the vocabulary per token."""
 
-    TAPS = ("logits",)
+    TAPS = {"logits": "pos channel"}
     tp_axes = VOCAB
 
     def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -187,7 +187,7 @@ class MaskedLmModule(TokenLogitsModule, of=MaskedLm):
 class ByClass(Head):
     """Logits over `classes`, from x or from norm(act(W x + b))."""
 
-    TAPS = ("logits",)
+    TAPS = {"logits": "pos channel"}
 
     classes: int = bounded(2, above=0)
     act: Act | None = None  # None: no dense layer (RoBERTa has tanh, DistilBERT relu)
@@ -251,6 +251,8 @@ class ByClassModule(TokenLogitsModule, of=ByClass):
 class Classifier(ByClass):
     """Sequence classification: logits over `classes` per document."""
 
+    TAPS = {"logits": "channel"}
+
     pooling: Pool = "first"
 
     SAMPLES = {**ByClass.SAMPLES, "pooling": ["first", "last", "mean"]}
@@ -288,7 +290,7 @@ class TokenClassifier(ByClass):
 class PooledEmbedding(Head):
     """One vector per document (sentence embedding)."""
 
-    TAPS = ("vector",)
+    TAPS = {"vector": "channel"}
     criterion = "cosine"
     embeds = True
 
@@ -334,7 +336,7 @@ class PooledEmbeddingModule(HeadModule, of=PooledEmbedding):
 class Reward(Head):
     """One number per document: a reward model."""
 
-    TAPS = ("value",)
+    TAPS = {"value": "channel"}
     criterion = "mse"
 
     pooling: Pool = "last"

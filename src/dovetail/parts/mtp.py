@@ -42,7 +42,7 @@ from dovetail.model import Block, BlockModule
 class MtpDepth(Mtp):
     """One depth of multi-token prediction: a block that reads the hidden state and the next token (DeepSeek-V3)."""
 
-    TAPS = ("projected", "hidden")
+    TAPS = {"projected": "pos channel", "hidden": "pos channel"}
 
     block: Block = child("block")
     norm: Norm = child("rmsnorm")

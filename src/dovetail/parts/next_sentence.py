@@ -28,7 +28,7 @@ ANSWERS = 2  # it follows, it does not
 class NextSentence(Head):
     """Next-sentence prediction: two logits per document, whether its second text follows the first."""
 
-    TAPS = ("logits",)
+    TAPS = {"logits": "channel"}
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(classes=ANSWERS)

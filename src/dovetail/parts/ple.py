@@ -32,7 +32,7 @@ from dovetail.model import Block
 class Ple(Ffn):
     """Per-layer embeddings of token ids, gated by the residual stream (Gemma 3n)."""
 
-    TAPS = ("found", "out")
+    TAPS = {"found": "pos channel", "out": "pos channel"}
     norms_itself: ClassVar[bool] = True
 
     piece: int = bounded(16, above=0)  # channels of the table

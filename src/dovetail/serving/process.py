@@ -18,8 +18,7 @@ from dovetail.decoding.embedding import Embedder
 from dovetail.serving.client import Stats
 from dovetail.serving.embedding_engine import Calls, PooledEngine
 from dovetail.serving.engine import Engine
-from dovetail.serving.request import Output, Request
-from dovetail.serving.wire import Inbox, encode, received
+from dovetail.serving.request import Inbox, Output, Request, encode, received
 from dovetail.weights.adapters.storage import Stored
 
 COMPILERS = GRAMMARS_AT_ONCE + 1  # threads: as many as the checks let pass at once

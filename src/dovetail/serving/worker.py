@@ -21,8 +21,7 @@ from typing import Any
 from dovetail.core.errors import InputError
 from dovetail.core.limits import INPUTS_WAITING, QUEUED
 from dovetail.serving.client import LOG, Busy, Client, EngineDead, Stats
-from dovetail.serving.request import Output, Request
-from dovetail.serving.wire import Inbox, encode
+from dovetail.serving.request import Inbox, Output, Request, encode
 
 CLOSING = 5.0  # seconds for a process to end by itself
 

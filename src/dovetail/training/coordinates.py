@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dovetail.construction import build
 from dovetail.data.corpus import Batch
-from dovetail.decoding.tracing import trace
+from dovetail.look.tracer import trace
 from dovetail.model import Model
 from dovetail.training.objective import Objective
 from dovetail.training.plan import Plan

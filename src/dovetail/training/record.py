@@ -21,6 +21,7 @@ import torch
 from dovetail.core.declared_tensors import held
 from dovetail.core.errors import DovetailError, FileError
 from dovetail.core.module import tensor_at
+from dovetail.data.bits import bits_per_byte
 from dovetail.disk.atomic import try_locked, write_atomically
 from dovetail.disk.model_files import INITIAL_FILE, LOSSES_FILE, RUN_FILE
 from dovetail.disk.shape import check_shape
@@ -30,7 +31,6 @@ from dovetail.model import Model
 from dovetail.training.checkpoint import CHECKPOINTS, Checkpoints, read_manifest
 from dovetail.training.metrics import StepMetrics, read_metrics
 from dovetail.training.settings import RECORDED, read_run
-from dovetail.training.source import bits_per_byte
 from dovetail.training.task import OBJECTIVES
 from dovetail.transformer import Transformer
 

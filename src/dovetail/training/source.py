@@ -6,12 +6,6 @@ training/tuning.py chats, completions and preferences.
 
 The batch of a step is a pure function of (seed, step), and so are a rank's rows of it: a run resumes at any step, on any number
 of ranks.
-
-Bits per byte: a loss that does not depend on the tokenizer.
-
-    bits per byte = (nats / labels) · (tokens / bytes) / ln 2
-
-A loss per token falls when tokens get shorter, without a better model; per byte of text, vocabularies compare.
 """
 
 from __future__ import annotations
@@ -27,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dovetail.core.errors import FileError, InputError, SpecError
+from dovetail.core.errors import FileError, SpecError
+from dovetail.data.bits import bits_per_byte
 from dovetail.data.corpora import ShardedTokens
 from dovetail.data.corpus import Batch, Corpus, read_corpus
 from dovetail.data.loader import Loader, evaluation, rows_of_rank
@@ -231,14 +226,3 @@ def _weighted(place: str) -> tuple[Path, float]:
     if not 0 < found < math.inf:
         raise FileError(f"{place}: the weight {weight} is not above 0")
     return Path(name), found
-
-
-def bits_per_byte(nats: float, labels: int, tokens: int, bytes: int) -> float:
-    """Return the bits per byte of text.
-
-    `nats` is the loss summed over `labels` predictions; `tokens` and `bytes` are those of the whole held-out split. Tokens that
-    were not predicted, such as the first of a document, count as the mean of the others.
-    """
-    if labels < 1 or tokens < 1 or bytes < 1:
-        raise InputError(f"bits per byte need labels, tokens and bytes; there are {labels}, {tokens} and {bytes}")
-    return nats / labels * tokens / bytes / math.log(2)

@@ -36,7 +36,7 @@ def usual_hidden(width: int) -> int:
 class Glu(Ffn):
     """Gated feed-forward: SwiGLU with silu, GeGLU with gelu."""
 
-    TAPS = ("hidden", "out")
+    TAPS = {"hidden": "pos channel", "out": "pos channel"}
     MISTAKES = {"act": Mistake("activation"), "bias": Mistake("bias missing")}
 
     hidden: int | None = bounded(None, above=0, widens=True)  # None: 8·width/3, rounded up to a multiple of 256
@@ -91,7 +91,7 @@ class GluModule(Module, of=Glu):
 class Mlp(Ffn):
     """Feed-forward network of two matrices."""
 
-    TAPS = ("hidden", "out")
+    TAPS = {"hidden": "pos channel", "out": "pos channel"}
     MISTAKES = {"act": Mistake("activation"), "bias": Mistake("bias missing")}
 
     hidden: int | None = bounded(None, above=0, widens=True)  # None: 4·width

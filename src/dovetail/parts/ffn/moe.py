@@ -46,14 +46,14 @@ from dovetail.core.module import Module
 from dovetail.core.part import Mistake, Part, Problem, broken, child, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
-from dovetail.ops.expert import combine, dispatch, gather
+from dovetail.ops.expert import by_token, combine, dispatch, gather
 
 
 @register("moe")
 class MoE(Ffn):
     """Mixture of experts: a router, experts, optionally a shared expert."""
 
-    TAPS = ("out",)
+    TAPS = {"out": "pos channel"}
     MISTAKES = {"act": Mistake("activation")}
 
     experts: int = bounded(8, at_least=2, remedy="or use a plain ffn")
@@ -147,7 +147,7 @@ class Bank(Part):
 
     kind: ClassVar[str] = "bank"
     group: ClassVar[str] = "bank"
-    TAPS = ("out",)
+    TAPS = {"experts": "pos choice channel", "out": "pos channel"}
 
     of: MoE
 
@@ -200,8 +200,10 @@ class BankModule(Module, of=Bank):
             hidden = self.act(gate) * (hidden + 1.0 if of.plus_one else hidden)
         else:
             hidden = self.act(hidden)
-        out = combine(self.down.grouped(hidden, rows), rows, weights.reshape(-1, k)).to(x.dtype)
-        return ctx.tap(self, "out", out.view(x.shape))
+        y = by_token(self.down.grouped(hidden, rows), rows, k)
+        if ctx.listen is not None:
+            y = ctx.tap(self, "experts", y.view(*chosen.shape, -1)).view(y.shape)
+        return ctx.tap(self, "out", combine(y, weights.reshape(-1, k)).to(x.dtype).view(x.shape))
 
 
 NORMS = ("dense_norm", "dense_post_norm", "experts_post_norm", "post_norm")
@@ -211,7 +213,7 @@ NORMS = ("dense_norm", "dense_post_norm", "experts_post_norm", "post_norm")
 class DenseAndExperts(Ffn):
     """A dense feed-forward and experts side by side, normed apart and together (Gemma 4)."""
 
-    TAPS = ("out",)
+    TAPS = {"out": "pos channel"}
     norms_itself: ClassVar[bool] = True
 
     dense: Ffn = child("glu")

@@ -45,7 +45,7 @@ RATE = 0.001  # change of the balancing bias per step (Wang et al. 2024)
 class TopK(Router):
     """The base of routers that score every expert and choose the best `top_k`."""
 
-    TAPS = ("logits", "chosen", "weights")
+    TAPS = {"logits": "pos expert", "chosen": "pos choice", "weights": "pos choice"}
     MISTAKES = {
         "normalize": Mistake("router's weights"),
         "scale": Mistake("router's weights"),

@@ -35,7 +35,13 @@ from dovetail.ops.mask import dense, pairs
 class TokenValued(SoftmaxMixer):
     """A softmax mixer whose values are the tokens themselves."""
 
-    TAPS = ("q", "pattern", "z", "out")
+    TAPS = {
+        "q": "pos head channel",
+        "tokens": "key channel",
+        "pattern": "head query key",
+        "z": "pos head channel",
+        "out": "pos channel",
+    }
 
     source: ClassVar[str] = "embed"  # the axis of those tokens
 
@@ -63,7 +69,15 @@ class TokenValued(SoftmaxMixer):
 class Additive(TokenValued):
     """Scores from an MLP with one hidden layer."""
 
-    TAPS = ("q", "k", "pattern", "z", "out")
+    TAPS = {
+        "q": "pos head channel",
+        "k": "pos head channel",
+        "keys": "key head channel",
+        "tokens": "key channel",
+        "pattern": "head query key",
+        "z": "pos head channel",
+        "out": "pos channel",
+    }
 
     hidden: int | None
 
@@ -129,6 +143,7 @@ class AdditiveAttentionModule(ValuedModule, of=AdditiveAttention):
         layout = ctx.layout
         q = ctx.tap(self, "q", self.q(x).unflatten(-1, (-1, self.size)))
         (k, tokens), key_layout = self.kv(x, ctx, view).entries()
+        k, tokens = ctx.tap(self, "keys", k), ctx.tap(self, "tokens", tokens)
         q, k = q.transpose(-3, -2).unsqueeze(-2), k.transpose(-3, -2).unsqueeze(-3)  # (…, heads, n, 1, hidden), (…, 1, m, …)
         visible, empty = dense(self.mask, layout, key_layout, self.head_number)
         edit = self.edit(ctx)
@@ -203,7 +218,7 @@ class MultiplicativeAttentionModule(ValuedModule, of=MultiplicativeAttention):
     def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE) -> Tensor:
         q = ctx.tap(self, "q", self.q(x).unflatten(-1, (-1, self.size)))  # x_iᵀ W of each head
         (tokens,), key_layout = self.kv(x, ctx, view).entries()
-        tokens = tokens.unsqueeze(-2)  # one KV head, whose keys are its values
+        tokens = ctx.tap(self, "tokens", tokens).unsqueeze(-2)  # one KV head, whose keys are its values
         return self.project_out(attend(q, tokens, tokens, self.scoring(ctx), ctx.layout, key_layout, self.edit(ctx)), ctx)
 
 

@@ -13,6 +13,8 @@ Vaswani et al. 2017; Shazeer 2019 (MQA); Ainslie et al. 2023 (GQA); Dehghani et 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -35,7 +37,7 @@ from dovetail.core.softmax import (
 )
 from dovetail.core.view import KV, KVView, OnRead
 from dovetail.core.weight import Read, State, Weight
-from dovetail.ops.attend import WHOLE
+from dovetail.ops.attend import WHOLE, Stored
 from dovetail.ops.mask import pairs
 
 # fields that decide how queries and keys make scores
@@ -49,7 +51,17 @@ LONGEST_PREFIX = 2**16
 class Attention(SoftmaxMixer):
     """Scaled dot-product attention (MHA, MQA, GQA) with QK-norm, soft-cap, sink, gate and biases."""
 
-    TAPS = ("q", "k", "v", "pattern", "z", "out")
+    TAPS = {
+        "q": "pos head channel",
+        "k": "pos kv_head channel",
+        "v": "pos kv_head channel",
+        "keys": "key kv_head channel",
+        "values": "key kv_head channel",
+        "pattern": "head query key",
+        "z": "pos head channel",
+        "gate": "pos channel",
+        "out": "pos channel",
+    }
     MISTAKES = {
         **SoftmaxMixer.MISTAKES,
         "position": Mistake("position missing"),
@@ -223,6 +235,10 @@ class Attention(SoftmaxMixer):
             (drops, "mask", what, "keep a few: {kind: window, size: …, keep: 4}"),
         )
 
+    def taps(self, scope: Scope) -> Mapping[str, str]:
+        absent = {*(() if self.gate else ("gate",)), *(() if self.projects() else ("k", "v"))}
+        return {name: axes for name, axes in self.TAPS.items() if name not in absent}
+
     def idle(self, scope: Scope) -> frozenset[str]:
         return super().idle(scope) | (frozenset() if self.position.rotates else {"qk_norm_after"})
 
@@ -275,7 +291,8 @@ class AttentionModule(SoftmaxModule, of=Attention):
             k = k if self.reads else self.normed(k, "k_norm", ctx)
         if self.part.earlier is not None:
             k, v = self.earlier(k, v, values)
-        k, v = ctx.tap(self, "k", k), ctx.tap(self, "v", v)
+        if self.projects:
+            k, v = ctx.tap(self, "k", k), ctx.tap(self, "v", v)
         values.publish(k=k, v=v)
         return self.read(x, ctx.tap(self, "q", q), view.append(layout, k, v), ctx)
 
@@ -312,11 +329,19 @@ class AttentionModule(SoftmaxModule, of=Attention):
             return self.position.on_read if self.reads else None
         return lambda k, layout: self.normed(self.position.on_read(k, layout), "k_norm", ctx)
 
+    def listened(self, kv: KV, ctx: Ctx) -> KV:
+        """The entries that the queries read, as the listeners return them."""
+        if not (ctx.wants(self, "keys") or ctx.wants(self, "values")):
+            return kv
+        (k, v), layout = kv.entries()
+        return Stored(layout, (ctx.tap(self, "keys", k), ctx.tap(self, "values", v)))
+
     def read(self, x: Tensor, q: Tensor, kv: KV, ctx: Ctx) -> Tensor:
         """Attend, gate, project back to the residual stream."""
+        kv = kv if ctx.listen is None else self.listened(kv, ctx)
         z = ctx.tap(self, "z", kv.attend(ctx.layout, q, self.scoring(ctx), self.edit(ctx))).flatten(-2)
         if self.part.gate:
-            z = z * torch.sigmoid(self.gate(x))
+            z = z * torch.sigmoid(ctx.tap(self, "gate", self.gate(x)))
         return ctx.tap(self, "out", self.o(z))
 
 
@@ -327,6 +352,7 @@ class CrossAttention(CrossMixer, Attention):
     mask: Mask = child("full")
     position: Position = child("none")
 
+    TAPS = {**Attention.TAPS, "k": "key kv_head channel", "v": "key kv_head channel"}
     source = "encoder"
     own = "attention"
 

@@ -14,6 +14,7 @@ Elman 1990; Hochreiter & Schmidhuber 1997; Cho et al. 2014.
 from __future__ import annotations
 
 import dataclasses as dc
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import ClassVar
 
@@ -25,7 +26,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.linear import Linear
 from dovetail.core.part import Problem, register
-from dovetail.core.recur import Carry, Recurrent, RecurrentModule, last_of_source
+from dovetail.core.recur import Carry, Recurrent, RecurrentModule, last_of_source, tap_of
 from dovetail.core.rows import SequenceRows
 from dovetail.core.scope import Scope
 from dovetail.core.view import StateView
@@ -37,7 +38,7 @@ from dovetail.ops.scan.cell import Step, gru_step, lstm_step, rnn_step, unroll
 class Cell(Recurrent):
     """A recurrent cell between an input and an output projection."""
 
-    TAPS = ("x", "h", "out")
+    TAPS = {"x": "pos head channel", "h": "pos head channel", "out": "pos channel"}
 
     gates: ClassVar[int] = 1  # values that the input projection gives per channel of the state
     states: ClassVar[tuple[str, ...]] = ("h",)
@@ -90,6 +91,10 @@ class Cell(Recurrent):
             return []
         names = (*self.states, *self.start())
         return [State(name=name, axes=("heads", "head"), per="sequence", at_least_fp32=True) for name in names]
+
+    def taps(self, scope: Scope) -> Mapping[str, str]:
+        begins = {tap_of(name) for name in self.start()}  # is read where a sequence begins, and not after a token
+        return {name: axes for name, axes in super().taps(scope).items() if name not in begins}
 
     def cost(self, scope: Scope, n: int) -> tuple[int, int]:
         flops = 2 * scope.size("encoder", "heads", "head") * len(self.start()) if self.from_encoder else 0

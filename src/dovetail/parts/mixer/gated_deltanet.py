@@ -38,7 +38,16 @@ EPS = 1e-6  # added to a squared norm
 class GatedDeltaNet(Recurrent):
     """Gated DeltaNet: linear attention with decay and the delta rule."""
 
-    TAPS = ("q", "k", "v", "beta", "decay", "y", "out")
+    TAPS = {
+        "q": "pos kv_head channel",
+        "k": "pos kv_head channel",
+        "v": "pos head channel",
+        "beta": "pos head",
+        "decay": "pos head",
+        "y": "pos head channel",
+        "gate": "pos channel",
+        "out": "pos channel",
+    }
 
     heads: int = bounded(8, above=0, widens=True)
     key_heads: int | None = bounded(None, above=0, widens=True)  # None: as many as heads
@@ -140,7 +149,7 @@ class GatedDeltaNetModule(RecurrentModule, of=GatedDeltaNet):
         # log a, at most 0
         log_decay = ctx.tap(self, "decay", -self.a_log.to(dtype).exp() * F.softplus(self.a(x).to(dtype) + self.fade_bias))
         y, state = delta_scan(q, k, v, log_decay, beta, seq, state)
-        y = self.norm(ctx.tap(self, "y", y.to(x.dtype)), ctx).flatten(-2) * F.silu(self.z(x))
+        y = self.norm(ctx.tap(self, "y", y.to(x.dtype)), ctx).flatten(-2) * F.silu(ctx.tap(self, "gate", self.z(x)))
         return ctx.tap(self, "out", self.o(y)), (conv_q, conv_k, conv_v, state)
 
     def convolved(

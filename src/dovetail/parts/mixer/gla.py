@@ -31,7 +31,15 @@ from dovetail.ops.scan.gated import gated_flops, gated_scan
 class GLA(Recurrent):
     """Gated linear attention: a data-dependent decay per key channel."""
 
-    TAPS = ("q", "k", "v", "decay", "y", "out")
+    TAPS = {
+        "q": "pos head channel",
+        "k": "pos head channel",
+        "v": "pos head channel",
+        "decay": "pos head channel",
+        "y": "pos head channel",
+        "gate": "pos channel",
+        "out": "pos channel",
+    }
 
     heads: int = bounded(4, above=0, widens=True)
     key_size: int | None = bounded(None, above=0)  # None: width / heads / 2
@@ -102,5 +110,5 @@ class GLAModule(RecurrentModule, of=GLA):
         log_decay = self.fade_up(self.fade_down(x)).to(at_least_fp32(x.dtype)).unflatten(-1, (-1, self.key))
         log_decay = ctx.tap(self, "decay", F.logsigmoid(log_decay) / self.part.gate_normalizer)  # log a, at most 0
         y, state = gated_scan(q.to(log_decay.dtype) * self.scale, k, v, log_decay, seq, None if carry is None else carry[0])
-        y = self.norm(ctx.tap(self, "y", y), ctx).flatten(-2) * F.silu(self.gate(x))
+        y = self.norm(ctx.tap(self, "y", y), ctx).flatten(-2) * F.silu(ctx.tap(self, "gate", self.gate(x)))
         return ctx.tap(self, "out", self.o(y)), (state,)

@@ -32,7 +32,13 @@ from dovetail.ops.scan.decay import decay_flops, decay_scan
 class LinearAttention(Recurrent):
     """Linear attention: products of feature maps in place of softmax, in time linear in n."""
 
-    TAPS = ("q", "k", "v", "y", "out")
+    TAPS = {
+        "q": "pos head channel",
+        "k": "pos head channel",
+        "v": "pos head channel",
+        "y": "pos head channel",
+        "out": "pos channel",
+    }
 
     heads: int = bounded(8, above=0, widens=True)
     head: int | None = bounded(None, above=0)  # None: width / heads

@@ -34,7 +34,15 @@ from dovetail.ops.attend import WHOLE, attend
 class Linformer(SoftmaxMixer):
     """Bidirectional attention of low rank."""
 
-    TAPS = ("q", "k", "v", "mixed_k", "mixed_v", "z", "out")
+    TAPS = {
+        "q": "pos head channel",
+        "k": "pos head channel",
+        "v": "pos head channel",
+        "mixed_k": "mixed head channel",
+        "mixed_v": "mixed head channel",
+        "z": "pos head channel",
+        "out": "pos channel",
+    }
 
     heads: int = bounded(8, above=0, widens=True)
     head: int | None = bounded(None, above=0)  # None: width / heads

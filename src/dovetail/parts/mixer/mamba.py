@@ -36,7 +36,15 @@ SELECTED = {"low": "rank", "b": "state", "c": "state"}  # r, B and C: the projec
 class Mamba(Recurrent):
     """Mamba: a selective state space with one decay per channel and state dimension."""
 
-    TAPS = ("x", "b", "c", "dt", "y", "out")
+    TAPS = {
+        "x": "pos channel",
+        "b": "pos state",
+        "c": "pos state",
+        "dt": "pos channel",
+        "y": "pos channel",
+        "gate": "pos channel",
+        "out": "pos channel",
+    }
 
     inner: int | None = bounded(None, above=0, widens=True)  # None: twice the width
     state_size: int = bounded(16, above=0)
@@ -135,7 +143,7 @@ class MambaModule(RecurrentModule, of=Mamba):
         dt = ctx.tap(self, "dt", F.softplus(self.dt(low).to(dtype) + self.dt_bias))
         y, state = selective_scan(x, dt, -self.a_log.to(dtype).exp(), b, c, seq, state)
         y = ctx.tap(self, "y", y + self.skip * x)
-        return ctx.tap(self, "out", self.o(y * F.silu(self.z(u)))), (conv_state, state)
+        return ctx.tap(self, "out", self.o(y * F.silu(ctx.tap(self, "gate", self.z(u))))), (conv_state, state)
 
     def selected(self, x: Tensor, ctx: Ctx) -> list[Tensor]:
         """r, B and C (rows, n, rank or state) of x (rows, n, inner), each a sum over all channels."""

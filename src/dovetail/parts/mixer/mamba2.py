@@ -41,7 +41,15 @@ PROJECTIONS = ("z", "x", "b", "c", "dt")  # in the order of `multipliers`
 class Mamba2(Recurrent):
     """Mamba-2: a selective state space with one decay per head, computed by matmuls."""
 
-    TAPS = ("x", "b", "c", "dt", "y", "out")
+    TAPS = {
+        "x": "pos head channel",
+        "b": "pos group state",
+        "c": "pos group state",
+        "dt": "pos head",
+        "y": "pos head channel",
+        "gate": "pos channel",
+        "out": "pos channel",
+    }
 
     inner: int | None = bounded(None, above=0, widens=True)  # None: twice the width
     head: int = bounded(64, above=0)
@@ -171,7 +179,7 @@ class Mamba2Module(RecurrentModule, of=Mamba2):
         log_decay = -self.a_log.to(dtype).exp() * dt
         y, state = decay_scan(c, b, x.to(dtype) * dt[..., None], log_decay, seq, state)  # in float16 a small dt underflows
         y = ctx.tap(self, "y", y + self.skip[:, None] * x)
-        gated = self.gated(y.flatten(-2), self.projected("z", u), ctx)
+        gated = self.gated(y.flatten(-2), ctx.tap(self, "gate", self.projected("z", u)), ctx)
         return ctx.tap(self, "out", self.o(gated)), (conv_x, conv_b, conv_c, state)
 
     def projected(self, name: str, u: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -40,7 +40,16 @@ from dovetail.ops.mask import pairs
 class MLA(SoftmaxMixer):
     """Multi-head latent attention: a KV cache of kv_rank + rope values per token, however many heads there are."""
 
-    TAPS = ("q", "latent", "turned", "pattern", "z", "out")
+    TAPS = {
+        "q": "pos head channel",
+        "latent": "pos channel",
+        "turned": "pos channel",
+        "latents": "key channel",
+        "turned_keys": "key channel",
+        "pattern": "head query key",
+        "z": "pos head channel",
+        "out": "pos channel",
+    }
 
     heads: int = bounded(8, above=0, widens=True)
     kv_rank: int = bounded(512, above=0, widens=True)  # size of the latent
@@ -147,6 +156,7 @@ class MLAModule(SoftmaxModule, of=MLA):
         latent = ctx.tap(self, "latent", self.kv_norm(self.kv_down(x), ctx))
         turned = ctx.tap(self, "turned", self.position.on_write(self.turned(x).unsqueeze(-2), layout).squeeze(-2))
         (latent, turned), key_layout = view.append(layout, latent, turned).entries()
+        latent, turned = ctx.tap(self, "latents", latent), ctx.tap(self, "turned_keys", turned)
         turned = self.position.on_read(turned.unsqueeze(-2), key_layout)
         form = self.absorbed if self.absorbing(layout.n, key_layout.n) else self.expanded
         z = form(self.queries(x, ctx), latent, turned, layout, key_layout, ctx)

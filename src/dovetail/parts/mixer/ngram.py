@@ -38,7 +38,7 @@ WORD = 2**64
 class Ngram(Recurrent):
     """Embeddings of the last n tokens, found by hashes of their ids (Engram)."""
 
-    TAPS = ("memory", "gate", "out")
+    TAPS = {"memory": "pos channel", "gate": "pos channel", "out": "pos channel"}
 
     n: int = bounded(3, at_least=2, at_most=16)  # tokens of the longest n-gram
     hashes: int = bounded(2, above=0)  # per length of n-gram

@@ -47,7 +47,20 @@ FINE, LOWEST, MOST_BLOCKS, NEVER = 2.0**16, 2.0**20, 2**24, -(2**62)
 class NSA(SoftmaxMixer):
     """Native sparse attention: compressed blocks, blocks selected by content, and a sliding window."""
 
-    TAPS = ("q", "k", "v", "block_k", "block_v", "summary", "picked", "gate", "z", "out")
+    TAPS = {
+        "q": "pos head channel",
+        "k": "pos kv_head channel",
+        "v": "pos kv_head channel",
+        "keys": "key kv_head channel",
+        "values": "key kv_head channel",
+        "block_k": "block kv_head channel",
+        "block_v": "block kv_head channel",
+        "summary": "pos head channel",
+        "picked": "kv_head pos choice",
+        "gate": "pos head way",
+        "z": "pos head channel",
+        "out": "pos channel",
+    }
 
     heads: int = bounded(8, above=0, widens=True)
     kv_heads: int | None = bounded(2, above=0, widens=True)  # None: as many as heads
@@ -160,6 +173,7 @@ class NSAModule(SoftmaxModule, of=NSA):
         q, k, v = (project(x).unflatten(-1, (-1, self.size)) for project in (self.q, self.k, self.v))
         k, v = ctx.tap(self, "k", self.position.on_write(k, layout)), ctx.tap(self, "v", v)
         (k, v), key_layout = view.append(layout, k, v).entries()
+        k, v = ctx.tap(self, "keys", k), ctx.tap(self, "values", v)
         k = self.position.on_read(k, key_layout)
         q = ctx.tap(self, "q", self.position.rotate(q, layout))
         blocks = ended(layout, key_layout, self.block)

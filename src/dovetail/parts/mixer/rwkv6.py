@@ -40,7 +40,15 @@ SLOWEST, SPAN = -6.0, 5.0  # λ is initialized for a decay of e^{−e^{−6}} = 
 class Rwkv6(Recurrent):
     """RWKV-6 time mix: data-dependent decay and token shift."""
 
-    TAPS = ("r", "k", "v", "decay", "y", "out")
+    TAPS = {
+        "r": "pos head channel",
+        "k": "pos head channel",
+        "v": "pos head channel",
+        "decay": "pos head channel",
+        "y": "pos head channel",
+        "gate": "pos channel",
+        "out": "pos channel",
+    }
 
     heads: int = bounded(4, above=0, widens=True)
     head: int | None = bounded(None, above=0)  # None: width / heads
@@ -133,7 +141,7 @@ class Rwkv6Module(RecurrentModule, of=Rwkv6):
         log_decay = ctx.tap(self, "decay", -log_decay.exp().unflatten(-1, (-1, self.head)))  # log a, below 0
         y, state = gated_scan(r, k, v, log_decay, seq, state, self.bonus.unflatten(0, (-1, self.head)))
         y = F.layer_norm(ctx.tap(self, "y", y), (self.head,), eps=self.part.eps).flatten(-2) * self.scale + self.shift
-        return ctx.tap(self, "out", self.o(y * F.silu(self.g(g)))), (last[..., 0], state)
+        return ctx.tap(self, "out", self.o(y * F.silu(ctx.tap(self, "gate", self.g(g))))), (last[..., 0], state)
 
     def mixed(self, name: str, x: Tensor, back: Tensor, mix: Tensor) -> Tensor:
         """x interpolated with the previous token, for one projection: (rows, n, embed)."""

@@ -64,7 +64,7 @@ def initial_frequencies(start: Literal["legs", "lin", "inv"], count: int) -> Ten
 class S4(Recurrent):
     """S4D: a linear state space per channel, a convolution with a kernel as long as the sequence."""
 
-    TAPS = ("x", "y", "out")
+    TAPS = {"x": "pos channel", "y": "pos channel", "out": "pos channel"}
 
     inner: int | None = bounded(None, above=0, widens=True)  # None: the width
     state_size: int = bounded(32, above=0, at_most=MAX_STATE)  # complex values per channel

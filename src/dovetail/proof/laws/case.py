@@ -138,6 +138,7 @@ class Case(LawCase):
                 layout=source_layout or TokenLayout.whole(source.shape[0], source.shape[1], self.device),
                 patches=self.source_patches,
                 seed=more.get("seed"),
+                listen=more.get("listen"),
                 losses=more.get("losses"),
             ),
         )

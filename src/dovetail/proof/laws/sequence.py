@@ -65,6 +65,7 @@ class CaseDecoder:
         coords: int = 0,
     ) -> None:
         self.case, self.source = case, source
+        self.listen: Listener | None = None
         self.pool = Pool(case.spec, rows, capacity, layout=layout, dtype=dtype, source=source, page=4, slack=3, coords=coords)
 
     def admit(self, rows: Sequence[int], lengths: Sequence[int] = LENGTHS) -> None:
@@ -99,7 +100,7 @@ class CaseDecoder:
             tokens = torch.zeros(len(rows), max(new), dtype=torch.long)
             for i, piece in enumerate(pieces):
                 tokens[i, : len(piece)] = piece
-        out = self.case.stream(tokens, Ctx(layout=step.layout, views=step.views, patches=self.case.patches))
+        out = self.case.stream(tokens, Ctx(layout=step.layout, views=step.views, patches=self.case.patches, listen=self.listen))
         return list(out.split(new)) if flat else rows_of(out, new)
 
 

@@ -32,6 +32,7 @@ from dovetail.proof.laws import (  # noqa: F401  each registers its laws
     draws,
     invariant,
     kernel,
+    looking,
     loss,
     narrow,
     ported,

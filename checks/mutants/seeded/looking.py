@@ -1,0 +1,160 @@
+"""Seeded bugs of looking: those that other tools shipped, and those that are near (law 28)."""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dovetail.core.ctx import Ctx
+from dovetail.core.layout import TokenLayout
+from dovetail.core.recur import Carry, RecurrentModule
+from dovetail.core.view import KV
+from dovetail.core.wire import Branching, WireModule
+from dovetail.files.spec import from_yaml
+from dovetail.look.intervention import noise
+from dovetail.look.site import Site
+from dovetail.look.tracer import Tracer
+from dovetail.model import ModelModule
+from dovetail.ops.attend import Stored
+from dovetail.parts.mixer.attention import AttentionModule
+from dovetail.parts.norm import RMSNormModule
+from dovetail.proof.laws import looking
+from dovetail.proof.laws.mutant import Mutant, instead, spec
+
+_hear, _positions, _mask, _added = Tracer.hear, Site.positions, Site.mask, WireModule.added
+MAMBA2 = """
+width: 28
+vocab: 62
+layers: [{repeat: 2, mixer: {kind: mamba2, inner: 60, head: 6, state_size: 5}, ffn: {hidden: 44}}]
+"""
+
+
+def scale_of_a_norm_read_only(self: RMSNormModule, x: Tensor, ctx: Ctx) -> Tensor:
+    ctx.tap(self, "scale", torch.sqrt((x * x).mean(-1, keepdim=True) + self.part.eps))
+    return ctx.tap(self, "out", self.forward(x, dc.replace(ctx, listen=None)))
+
+
+def output_of_a_norm_read_only(self: RMSNormModule, x: Tensor, ctx: Ctx) -> Tensor:
+    out = self.forward(x, dc.replace(ctx, listen=None))
+    ctx.tap(self, "scale", x[..., :1])
+    ctx.tap(self, "out", out)
+    return out
+
+
+def added_before_its_multiplier(self: WireModule, y: Tensor, block: Branching, branch: str, ctx: Ctx) -> Tensor:
+    return _added(self, ctx.tap(block, f"{branch}_add", y), block, branch, dc.replace(ctx, listen=None))
+
+
+def heard_in_prefill_only(self: Tracer, address: str, x: Tensor, layout: TokenLayout | None = None) -> Tensor:
+    return _hear(self, address, x, layout) if layout is None or layout.n > 1 else x
+
+
+def index_taken_for_the_position(self: Site, x: Tensor, axis: str) -> Tensor:
+    positions = _positions(self, x, axis)
+    return torch.arange(positions.shape[-1]).expand_as(positions)
+
+
+def rows_ignored(self: Site, x: Tensor) -> Tensor | None:
+    picks = {axis: pick for axis, pick in self.target.picks.items() if axis != "row"}
+    return _mask(dc.replace(self, target=self.target._replace(picks=picks)), x)
+
+
+def copy_recorded_for_gradients(self: Tracer, address: str, x: Tensor, layout: TokenLayout | None = None) -> Tensor:
+    x = _hear(self, address, x, layout)
+    for target in self.records.get(address, ()) if self.grad else ():
+        self.pieces[target.key][1][-1] = x.clone()
+    return x
+
+
+def pattern_recomputed_for_a_patch(self: Tracer, address: str) -> bool:
+    return False
+
+
+def state_of_the_next_call_unpatched(self: RecurrentModule, carry: Carry, ctx: Ctx) -> Carry:
+    _listened(self, carry, ctx)
+    return carry
+
+
+_listened = RecurrentModule.listened
+
+
+def entries_read_only(self: AttentionModule, kv: KV, ctx: Ctx) -> KV:
+    (k, v), _ = kv.entries()
+    ctx.tap(self, "keys", k)
+    ctx.tap(self, "values", v)
+    return kv
+
+
+def entries_patched_in_the_cache(self: AttentionModule, kv: KV, ctx: Ctx) -> KV:
+    (k, v), layout = kv.entries()
+    with torch.no_grad():
+        k.copy_(ctx.tap(self, "keys", k))
+        v.copy_(ctx.tap(self, "values", v))
+    return Stored(layout, (k, v))
+
+
+def noise_drawn_anew(self: noise, x: Tensor, site: Site) -> Tensor:
+    return x * (1 + self.std * torch.randn_like(x))
+
+
+def lens_without_the_norm(model: ModelModule, residual: Tensor, ctx: Ctx) -> Tensor:
+    return model.head(residual, ctx)
+
+
+def gradient_times_difference(*args: Any, steps: int = 16, **more: Any) -> Tensor:
+    return 2 * _integrated(*args, steps=1, **more) - _integrated(*args, steps=steps, **more) * 0.99
+
+
+_integrated = looking.integrated_gradients
+
+
+def mutants() -> list[Mutant]:
+    """The seeded bugs of this area."""
+    halved = spec().set("layers.*.wire.multiplier", 0.5)
+    lens, ours = "TransformerLens #1526", ""
+    table: list[tuple[str, Callable[..., Any], Any, str]] = [
+        ("a patched scale of a norm is ignored", instead(RMSNormModule, "listened", scale_of_a_norm_read_only), None, lens),
+        ("a patched output of a norm is ignored", instead(RMSNormModule, "listened", output_of_a_norm_read_only), None, lens),
+        (
+            "the tap of a branch is not what it adds",
+            instead(WireModule, "added", added_before_its_multiplier),
+            halved,
+            "TransformerLens #1648",
+        ),
+        ("a listener is called in prefill only", instead(Tracer, "hear", heard_in_prefill_only), None, ours),
+        ("a position is taken for an index of the step", instead(Site, "positions", index_taken_for_the_position), None, ours),
+        ("a patch of one row reaches its neighbors", instead(Site, "mask", rows_ignored), None, ours),
+        ("a gradient is that of a copy", instead(Tracer, "hear", copy_recorded_for_gradients), None, ours),
+        (
+            "a patched pattern is computed beside the output",
+            instead(Tracer, "edits", pattern_recomputed_for_a_patch),
+            None,
+            ours,
+        ),
+        (
+            "a patched recurrent state is not stored",
+            instead(RecurrentModule, "listened", state_of_the_next_call_unpatched),
+            from_yaml(MAMBA2),
+            ours,
+        ),
+        ("patched KV entries are ignored", instead(AttentionModule, "listened", entries_read_only), None, ours),
+        (
+            "patched KV entries stay in the cache",
+            instead(AttentionModule, "listened", entries_patched_in_the_cache),
+            None,
+            ours,
+        ),
+        ("noise is drawn anew in every call", instead(noise, "at", noise_drawn_anew), None, ours),
+        ("the lens leaves out the final norm", instead(looking, "unembed", lens_without_the_norm), None, ours),
+        (
+            "attributions are not those of the path",
+            instead(looking, "integrated_gradients", gradient_times_difference),
+            None,
+            ours,
+        ),
+    ]
+    return [Mutant(name, "looking", seed, spec() if model is None else model, report) for name, seed, model, report in table]

@@ -1,0 +1,69 @@
+"""Look: a hypothesis about a model, tested in one line. Traces, interventions and sweeps over activations by address.
+
+    dt.look.trace(model, ids, "layers.3.mixer.pattern[head=5, query=-1]")
+    dt.look.trace(model, ids, "head.logits", patch={"layers.3.mixer.z[head=5]": 0.0})
+    dt.look.sweep(model, clean, corrupt, over="layers.*.resid[pos]", metric=margin)
+
+Names are resolved when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_PUBLIC = {
+    "Trace": "record",
+    "addresses": "address",
+    "ablate": "sweeps",
+    "attribution_patching": "sweeps",
+    "freeze": "intervention",
+    "from_run": "intervention",
+    "integrated_gradients": "gradient",
+    "mean_of": "intervention",
+    "noise": "intervention",
+    "path_patching": "sweeps",
+    "project_out": "intervention",
+    "resample": "intervention",
+    "skip_layers": "sweeps",
+    "steer": "intervention",
+    "stream": "streaming",
+    "read_stream": "streaming",
+    "sweep": "sweeps",
+    "trace": "tracer",
+    "unembed": "residual",
+}
+
+if TYPE_CHECKING:
+    from dovetail.look.address import addresses as addresses
+    from dovetail.look.gradient import integrated_gradients as integrated_gradients
+    from dovetail.look.intervention import (
+        freeze as freeze,
+        from_run as from_run,
+        mean_of as mean_of,
+        noise as noise,
+        project_out as project_out,
+        resample as resample,
+        steer as steer,
+    )
+    from dovetail.look.record import Trace as Trace
+    from dovetail.look.residual import unembed as unembed
+    from dovetail.look.streaming import read_stream as read_stream, stream as stream
+    from dovetail.look.sweeps import (
+        ablate as ablate,
+        attribution_patching as attribution_patching,
+        path_patching as path_patching,
+        skip_layers as skip_layers,
+        sweep as sweep,
+    )
+    from dovetail.look.tracer import trace as trace
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+    raise AttributeError(f"dovetail.look has no {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(_PUBLIC)

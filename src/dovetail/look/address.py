@@ -1,0 +1,126 @@
+"""Addresses with slices: `layers.*.mixer.pattern[head=5, query=-1]`.
+
+    path        the address of a tap; `*` matches any characters, as in a shell
+    axis=value  a number (from the end, if negative), a range `2:5`, or several numbers `1|4`; commas join several axes
+
+The axes are those that the tap declares (`dovetail.core.fold.taps`), and for all:
+
+    pos     the token: the query of a pattern, the key of stored entries; of a state, the last token of a call. Negative
+            positions count from the end of the prompt
+    row     the row of the batch                      step   the step of generation; 0 is the prompt
+    expert  of an activation per chosen expert: those choices that name the expert
+
+`layers.3.resid` is the residual stream before layer 3. Names of TransformerLens and transformers are translated
+(`look/names.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from dovetail.core.errors import SpecError
+from dovetail.core.fold import check_patterns, taps
+from dovetail.core.part import Part
+from dovetail.look.names import translated
+
+Pick = int | slice | tuple[int, ...] | None  # one index, a range, several, or None: each in turn (of a sweep)
+EVERYWHERE = ("row", "step")
+TOKENS = ("pos", "query", "key")
+SHORT = re.compile(r"\.resid$")
+NUMBER, RANGE, SEVERAL = re.compile(r"-?\d+"), re.compile(r"(-?\d*):(-?\d*)"), re.compile(r"-?\d+(\|-?\d+)+")
+
+
+class Target(NamedTuple):
+    """One tap, its axes, and the slice of it that is meant."""
+
+    address: str
+    axes: tuple[str, ...]
+    picks: Mapping[str, Pick]
+
+    @property
+    def key(self) -> str:
+        """The address with the slice, as it is written."""
+        return self.address + suffix(self.picks)
+
+    @property
+    def of_state(self) -> bool:
+        """Whether it is a recurrent state, which has no axis of tokens."""
+        return is_state(self.address)
+
+
+def is_state(address: str) -> bool:
+    """Whether the tap is a recurrent state after a call."""
+    name = address.rpartition(".")[2]
+    return name == "state" or name.endswith("_state")
+
+
+def suffix(picks: Mapping[str, Pick]) -> str:
+    """The slice as it is written behind an address."""
+    return (
+        f"[{', '.join(f'{axis}={_written(pick)}' if pick is not None else axis for axis, pick in picks.items())}]"
+        if picks
+        else ""
+    )
+
+
+def _written(pick: Pick) -> str:
+    if isinstance(pick, slice):
+        return f"{'' if pick.start is None else pick.start}:{'' if pick.stop is None else pick.stop}"
+    return "|".join(map(str, pick)) if isinstance(pick, tuple) else str(pick)
+
+
+def parse(text: str) -> tuple[str, dict[str, Pick]]:
+    """Split an address into its pattern and its slice."""
+    pattern, bracket, inside = text.partition("[")
+    if not bracket:
+        return pattern.strip(), {}
+    if not inside.endswith("]") or not inside[:-1].strip():
+        raise SpecError(text, "a slice is written [axis=value, …]", "for example layers.0.mixer.pattern[head=5, query=-1]")
+    picks: dict[str, Pick] = {}
+    for item in inside[:-1].split(","):
+        axis, equals, value = (word.strip() for word in item.partition("="))
+        if axis in picks:
+            raise SpecError(text, f"names {axis} twice", "give each axis once")
+        picks[axis] = _pick(text, axis, value) if equals else None
+    return pattern.strip(), picks
+
+
+def _pick(text: str, axis: str, value: str) -> Pick:
+    if NUMBER.fullmatch(value):
+        return int(value)
+    if SEVERAL.fullmatch(value):
+        return tuple(map(int, value.split("|")))
+    if bounds := RANGE.fullmatch(value):
+        return slice(*(int(bound) if bound else None for bound in bounds.groups()))
+    raise SpecError(text, f"{axis}={value} is no index", "give a number, a range 2:5, or several 1|4")
+
+
+def addresses(spec: Part) -> list[str]:
+    """Every address of a model's activations, in the order of its modules."""
+    return list(taps(spec))
+
+
+def resolve(spec: Part, texts: Iterable[str]) -> list[Target]:
+    """The taps that the addresses match, with their slices; SpecError for one that matches none, or has no such axis."""
+    declared, targets = taps(spec), list[Target]()
+    for text in texts:
+        pattern, picks = parse(text)
+        pattern = SHORT.sub(".in", translated(pattern, declared))
+        check_patterns([pattern], declared, "no tap of this model matches")
+        for address, axes in declared.items():
+            if fnmatchcase(address, pattern):
+                targets.append(Target(address, tuple(axes.split()), _checked(text, address, axes.split(), picks)))
+    return targets
+
+
+def _checked(text: str, address: str, axes: list[str], picks: Mapping[str, Pick]) -> dict[str, Pick]:
+    """The picks with `pos` as the axis of tokens that the tap has."""
+    tokens = next((axis for axis in TOKENS if axis in axes), None)
+    legal = [*axes, *EVERYWHERE, *(["expert"] if "choice" in axes and "expert" not in axes else [])]
+    legal += ["pos"] if tokens is not None or is_state(address) else []
+    if unknown := [axis for axis in picks if axis not in legal]:
+        raise SpecError(text, f"{address} has no axis {unknown[0]!r}", f"its axes are {', '.join(dict.fromkeys(legal))}")
+    return {tokens if axis == "pos" and tokens is not None else axis: pick for axis, pick in picks.items()}

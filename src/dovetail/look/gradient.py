@@ -1,0 +1,48 @@
+"""Gradients at an activation: integrated gradients, whose attributions sum to the difference of a metric.
+
+    a_i = (x_i − x'_i) ∫₀¹ ∂m/∂x_i (x' + α (x − x')) dα          Σ a_i = m(x) − m(x')          Sundararajan et al. 2017
+
+x is the activation at an address, x' a baseline, m a scalar of the model's output. The integral is a Gauss–Legendre sum.
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dovetail.core.ctx import Ctx
+from dovetail.core.inputs import default_ctx
+from dovetail.look.intervention import Replacement
+from dovetail.look.tracer import Tracer, trace
+from dovetail.model import ModelModule
+
+Metric = Callable[[Tensor], Tensor]  # the model's output -> a scalar
+
+
+def integrated_gradients(
+    model: ModelModule,
+    tokens: Tensor,
+    address: str,
+    metric: Metric,
+    *,
+    baseline: Tensor | float = 0.0,
+    steps: int = 16,
+    ctx: Ctx | None = None,
+    patch: Mapping[str, Replacement] | None = None,
+) -> Tensor:
+    """Return the attribution of each value of the activation at an address, of its shape."""
+    ctx = ctx or default_ctx(tokens, ranks=model.ranks)
+    value = trace(model, tokens, address, ctx=ctx, patch=patch)[address]
+    begin = torch.as_tensor(baseline, dtype=value.dtype, device=value.device).expand(value.shape)
+    total = torch.zeros_like(value)
+    for node, weight in zip(*np.polynomial.legendre.leggauss(steps), strict=True):
+        point = (begin + (node + 1) / 2 * (value - begin)).detach().requires_grad_()
+        tracer = Tracer(model.part, None, {**(patch or {}), address: point})
+        with torch.enable_grad(), torch.compiler.set_stance("force_eager"):
+            (grad,) = torch.autograd.grad(metric(model(tokens, dc.replace(ctx, listen=tracer))), point, allow_unused=True)
+        total += 0 if grad is None else weight / 2 * grad
+    return (value - begin) * total

@@ -1,0 +1,81 @@
+"""Names that users of TransformerLens and of transformers know, as addresses here.
+
+    blocks.3.hook_resid_pre            layers.3.in                     TransformerLens
+    model.layers.3.self_attn           layers.3.mixer.out              transformers, the output of a module
+
+A name that has no counterpart in the model at hand is left as it is, so that the error names the nearest address.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from fnmatch import fnmatchcase
+
+from dovetail.core.errors import SpecError
+
+LAYER = r"(?P<i>\d+|\*)"
+LENS = {
+    "hook_embed": ("embed.out",),
+    "hook_pos_embed": ("embedded",),
+    "ln_final.hook_normalized": ("normed",),
+    "ln_final.hook_scale": ("norm.scale",),
+    "unembed.hook_out": ("head.logits",),
+    "blocks.{i}.hook_resid_pre": ("layers.{i}.in",),
+    "blocks.{i}.hook_resid_mid": ("layers.{i}.after_mixer",),
+    "blocks.{i}.hook_resid_post": ("layers.{i}.after_ffn", "layers.{i}.after_mixer"),
+    "blocks.{i}.hook_attn_out": ("layers.{i}.mixer_add",),
+    "blocks.{i}.hook_mlp_out": ("layers.{i}.ffn_add",),
+    "blocks.{i}.hook_in": ("layers.{i}.in",),
+    "blocks.{i}.hook_out": ("layers.{i}.after_ffn", "layers.{i}.after_mixer"),
+    "blocks.{i}.attn.hook_q": ("layers.{i}.mixer.q",),
+    "blocks.{i}.attn.hook_rot_q": ("layers.{i}.mixer.q",),
+    "blocks.{i}.attn.hook_k": ("layers.{i}.mixer.k",),
+    "blocks.{i}.attn.hook_rot_k": ("layers.{i}.mixer.k",),
+    "blocks.{i}.attn.hook_v": ("layers.{i}.mixer.v",),
+    "blocks.{i}.attn.hook_z": ("layers.{i}.mixer.z",),
+    "blocks.{i}.attn.hook_pattern": ("layers.{i}.mixer.pattern",),
+    "blocks.{i}.attn.hook_out": ("layers.{i}.mixer.out",),
+    "blocks.{i}.mlp.hook_post": ("layers.{i}.ffn.hidden",),
+    "blocks.{i}.mlp.hook_out": ("layers.{i}.ffn.out",),
+    "blocks.{i}.mlp.hook_expert_weights": ("layers.{i}.ffn.router.weights",),
+    "blocks.{i}.mlp.hook_expert_indices": ("layers.{i}.ffn.router.chosen",),
+    "blocks.{i}.ln1.hook_normalized": ("layers.{i}.mixer_norm.out", "layers.{i}.norm.out"),
+    "blocks.{i}.ln1.hook_scale": ("layers.{i}.mixer_norm.scale", "layers.{i}.norm.scale"),
+    "blocks.{i}.ln2.hook_normalized": ("layers.{i}.ffn_norm.out",),
+    "blocks.{i}.ln2.hook_scale": ("layers.{i}.ffn_norm.scale",),
+}
+STACK = r"(?:(?:model|transformer|gpt_neox|bert|roberta|decoder|encoder|language_model)\.)*"
+MODULES = {  # of transformers; the output of each
+    r"(?:embed_tokens|wte|embed_in|embeddings\.word_embeddings|embeddings)": ("embed.out",),
+    r"(?:norm|ln_f|final_layer_norm)": ("normed",),
+    r"(?:lm_head|embed_out)": ("head.logits",),
+    rf"(?:layers|h|layer)\.{LAYER}": ("layers.{i}.after_ffn", "layers.{i}.after_mixer"),
+    rf"(?:layers|h|layer)\.{LAYER}\.(?:self_attn|attn|attention|linear_attn|mixer|mamba)": ("layers.{i}.mixer.out",),
+    rf"(?:layers|h|layer)\.{LAYER}\.(?:mlp|block_sparse_moe|feed_forward)": ("layers.{i}.ffn.out",),
+    rf"(?:layers|h|layer)\.{LAYER}\.(?:mlp|block_sparse_moe)\.(?:gate|router)": ("layers.{i}.ffn.router.logits",),
+    rf"(?:layers|h|layer)\.{LAYER}\.(?:input_layernorm|ln_1)": ("layers.{i}.mixer_norm.out", "layers.{i}.norm.out"),
+    rf"(?:layers|h|layer)\.{LAYER}\.(?:post_attention_layernorm|ln_2)": ("layers.{i}.ffn_norm.out",),
+}
+PATTERNS = {
+    **{re.escape(name).replace(r"\{i\}", LAYER): ours for name, ours in LENS.items()},
+    **{STACK + name: ours for name, ours in MODULES.items()},
+}
+
+
+def translated(pattern: str, declared: Collection[str]) -> str:
+    """The address of a name of another library; the pattern itself where it is one of ours, or of nobody."""
+    if any(fnmatchcase(address, pattern) for address in declared):
+        return pattern
+    for theirs, ours in PATTERNS.items():
+        if match := re.fullmatch(theirs, pattern):
+            names = [name.format(**match.groupdict()) for name in ours]
+            for name in names:
+                if any(fnmatchcase(address, name) for address in declared):
+                    return name
+            raise SpecError(
+                pattern, "this model has no such activation", f"it would be {names[0]}; list dt.look.addresses(spec)"
+            )
+    if re.search(r"(^|\.)hook_", pattern):
+        raise SpecError(pattern, "is a name of TransformerLens without a counterpart", "list dt.look.addresses(spec)")
+    return pattern

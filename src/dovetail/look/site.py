@@ -1,0 +1,162 @@
+"""Site: a tap in one call of the model. It finds the slice of a tensor that a target means, by position and not by index:
+a token at position 13 is index 13 of a full forward pass and index 0 of the decode step that computes it."""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dovetail.core.errors import InputError, SpecError
+from dovetail.core.layout import TokenLayout
+from dovetail.look.address import TOKENS, Pick, Target
+
+
+@dc.dataclass(slots=True)
+class Site:
+    """Where a value comes from."""
+
+    target: Target
+    layout: TokenLayout
+    step: int  # of generation; 0 is the prompt
+    ends: Tensor  # (rows,) tokens of each prompt
+    chosen: Tensor | None = None  # (…, n, k) the experts of each token, where the tap has one value per choice
+
+    def dim(self, x: Tensor, axis: str) -> int:
+        """The dimension of x that an axis is."""
+        return x.dim() - len(self.target.axes) + self.target.axes.index(axis)
+
+    def at_step(self) -> bool:
+        """Whether the target means this step of generation."""
+        pick = self.target.picks.get("step")
+        if pick is None:
+            return True
+        if isinstance(pick, slice):
+            return (pick.start or 0) <= self.step and (pick.stop is None or self.step < pick.stop)
+        return self.step in (pick if isinstance(pick, tuple) else (pick,))
+
+    def token_axis(self) -> str | None:
+        """The axis whose entries are the tokens of this call; None of a state."""
+        return next((axis for axis in TOKENS if axis in self.target.axes), None)
+
+    def positions(self, x: Tensor, axis: str) -> Tensor:
+        """(rows, size) the positions of the entries along an axis of tokens, or (rows, 1) of a state: −1 for padding."""
+        order = self.layout.order
+        if order.dim() != 2:
+            raise InputError(f"{self.target.key}: a slice of tokens needs a batch (rows, n), not a flat one")
+        order = torch.where(self.layout.real, order, -1)
+        if axis not in self.target.axes:  # a state: after the last token
+            return order.amax(-1, keepdim=True)
+        size = x.shape[self.dim(x, axis)]
+        if axis == "key" or size != order.shape[-1]:  # all tokens so far
+            return torch.arange(size, device=order.device)[None].expand(len(order), -1)
+        return order
+
+    def _masks(self, x: Tensor) -> Iterator[tuple[int, Tensor, bool]]:
+        """(dimension, (rows or 1, size) whether an entry is meant, whether it differs by row) of each axis."""
+        for axis, pick in self.target.picks.items():
+            if axis == "step" or pick is None:
+                continue
+            if axis == "row":
+                index = torch.arange(x.shape[0], device=x.device)
+                yield 0, _among(self.target, axis, index, pick, x.shape[0])[None], False
+            elif axis in TOKENS:
+                positions = self.positions(x, axis)
+                ends = self.ends.to(positions.device)[:, None]
+                yield (self.dim(x, axis) if axis in self.target.axes else -1), _meant(positions, pick, ends), True
+            elif axis == "expert" and axis not in self.target.axes:
+                continue
+            else:
+                size = x.shape[self.dim(x, axis)]
+                yield self.dim(x, axis), _among(self.target, axis, torch.arange(size, device=x.device), pick, size)[None], False
+
+    def queries(self) -> Tensor:
+        """(rows, n) which tokens of this call are queries that the target means."""
+        order, pick = torch.where(self.layout.real, self.layout.order, -1), self.target.picks["query"]
+        return _meant(order, pick, self.ends.to(order.device)[:, None])
+
+    def mask(self, x: Tensor) -> Tensor | None:
+        """Which values of x the target means, broadcastable to x; None for all."""
+        mask: Tensor | None = None
+        for dim, meant, by_row in self._masks(x):
+            shape = [1] * x.dim()
+            if by_row:
+                shape[0] = meant.shape[0]
+            if dim >= 0:
+                shape[dim] = meant.shape[-1]
+            each = meant.reshape(shape)
+            mask = each if mask is None else mask & each
+        expert = self.target.picks.get("expert")
+        if expert is not None and "expert" not in self.target.axes:
+            mask = self._of_expert(x, expert) if mask is None else mask & self._of_expert(x, expert)
+        return mask
+
+    def _of_expert(self, x: Tensor, pick: Pick) -> Tensor:
+        """Which choices name the expert."""
+        assert self.chosen is not None, "the tracer listens to the choices"
+        chosen = self.chosen.reshape(*x.shape[: self.dim(x, "choice")], -1)
+        numbers = pick if isinstance(pick, tuple) else (pick,)
+        meant = torch.zeros_like(chosen, dtype=torch.bool)
+        for number in numbers:
+            meant |= chosen == number
+        return meant.reshape(*meant.shape, *[1] * (x.dim() - meant.dim()))
+
+    def take(self, x: Tensor) -> Tensor | None:
+        """The slice of x; None if this call computes none of it. A single index drops its axis, but for tokens and rows, which
+        the trace joins over calls."""
+        expert = self.target.picks.get("expert")
+        if expert is not None and "expert" not in self.target.axes:
+            x = torch.where(self._of_expert(x, expert), x, 0)
+        dropped: list[int] = []
+        for dim, meant, by_row in self._masks(x):
+            if by_row and dim < 0:
+                if not bool(meant.any()):
+                    return None
+                continue
+            counts = meant.sum(-1)
+            if not bool(counts.any()):
+                return None
+            if not by_row:
+                x = x.index_select(dim, meant[0].nonzero()[:, 0])
+            elif bool((counts == counts[0]).all()):
+                index = meant.nonzero()[:, 1].reshape(len(meant), -1)
+                shape = [1] * x.dim()
+                shape[0], shape[dim] = index.shape
+                x = x.take_along_dim(index.reshape(shape), dim)
+            else:
+                raise InputError(
+                    f"{self.target.key}: rows have {counts.tolist()} such tokens (trace them one by one, or name row=)"
+                )
+            axis = self.target.axes[dim - x.dim()] if dim else "row"
+            if axis not in ("row", *TOKENS) and isinstance(self.target.picks.get(axis), int):
+                dropped.append(dim)
+        for dim in sorted(dropped, reverse=True):
+            x = x.squeeze(dim)
+        return x
+
+
+def _among(target: Target, axis: str, index: Tensor, pick: Pick, size: int) -> Tensor:
+    """Whether each index is meant; SpecError for one past the end: it would silently mean nothing."""
+    numbers = () if isinstance(pick, slice) else pick if isinstance(pick, tuple) else (pick,)
+    for number in numbers:
+        if number is not None and not -size <= number < size:
+            raise SpecError(target.key, f"there is no {axis} {number}", f"{axis}s are 0 to {size - 1}")
+    return _meant(index, pick, torch.tensor(size, device=index.device))
+
+
+def _meant(index: Tensor, pick: Pick, size: Tensor) -> Tensor:
+    """Whether each index is meant, where negative numbers count back from `size`; index −1 is padding."""
+    if isinstance(pick, slice):
+        begin, end = (
+            None if bound is None else torch.where(torch.tensor(bound) < 0, size + bound, bound)
+            for bound in (pick.start, pick.stop)
+        )
+        meant = index >= (0 if begin is None else begin)
+        return meant if end is None else meant & (index < end)
+    meant = torch.zeros_like(index, dtype=torch.bool)
+    for number in pick if isinstance(pick, tuple) else (pick,):
+        assert number is not None
+        meant = meant | (index == (size + number if number < 0 else number))
+    return meant & (index >= 0)

@@ -1,0 +1,158 @@
+"""Tracer: the listener behind every trace and patch; and `trace`, one forward pass with it.
+
+    trace(model, tokens, "*.mixer.pattern")                         {"layers.0.mixer.pattern": (batch, heads, n, n), …}
+    trace(model, tokens, "head.logits", patch={"layers.3.mixer_add": 0.0})         logits without the attention of layer 3
+
+A pattern that is only read does not change the kernel that computes the output: its rows are computed beside it, for the
+queries that are asked for (`Listener.edits`). Patches come before records, so that a trace holds the replaced values.
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections import defaultdict
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from dovetail.core.ctx import Ctx, Listener
+from dovetail.core.errors import InputError
+from dovetail.core.fold import taps
+from dovetail.core.inputs import default_ctx
+from dovetail.core.layout import TokenLayout
+from dovetail.core.part import Part
+from dovetail.look.address import Target, resolve
+from dovetail.look.intervention import Replacement, applied
+from dovetail.look.record import Trace, joined
+from dovetail.look.site import Site
+from dovetail.model import ModelModule
+
+
+class Tracer(Listener):
+    """Records the slices of activations that a Trace names, and replaces those of a patch."""
+
+    def __init__(
+        self, spec: Part, trace: Trace | None = None, patch: Mapping[str, Replacement] | None = None, grad: bool = False
+    ) -> None:
+        super().__init__({})
+        self.trace, self.grad = Trace() if trace is None else trace, grad
+        self.records: dict[str, list[Target]] = defaultdict(list)
+        self.patches: dict[str, list[tuple[Target, Replacement]]] = defaultdict(list)
+        for target in resolve(spec, self.trace.patterns):
+            self.records[target.address].append(target)
+        for text, replacement in (patch or {}).items():
+            for target in resolve(spec, [text]):
+                self.patches[target.address].append((target, replacement))
+        self.unused = {target.key for each in self.patches.values() for target, _ in each}
+        self.unused |= {target.key for each in self.records.values() for target in each}
+        self.choices = self._choices(spec)
+        self.chosen: dict[str, Tensor] = {}
+        self.ends: dict[bool, Tensor] = {}  # of the encoder, of the decoder: the tokens of each row
+        self.pieces: dict[str, tuple[Target, list[Tensor]]] = {}
+
+    def _choices(self, spec: Part) -> dict[str, str]:
+        """The address of the chosen experts, by that of an activation whose experts are asked for."""
+        declared, choices = taps(spec), dict[str, str]()
+        targets = [t for each in self.records.values() for t in each]
+        targets += [t for each in self.patches.values() for t, _ in each]
+        for target in targets:
+            if "expert" in target.picks and "expert" not in target.axes:
+                path = target.address.removesuffix(".experts").removesuffix(".bank").rpartition(".router.")
+                stem = path[0] or path[2]
+                choices[target.address] = f"{stem}.router.chosen"
+                if choices[target.address] not in declared:
+                    raise InputError(f"{target.key}: there is no router at {choices[target.address]}")
+        return choices
+
+    def wants(self, address: str) -> bool:
+        return address in self.records or address in self.patches or address in self.choices.values()
+
+    def edits(self, address: str) -> bool:
+        return self.grad or address in self.patches
+
+    def queries(self, address: str, layout: TokenLayout) -> Tensor | None:
+        """Which queries (rows, n) of a pattern are recorded; None: all."""
+        targets = self.records.get(address, ())
+        if layout.order.dim() != 2 or any("query" not in target.picks for target in targets):
+            return None
+        self._begin(address, layout)
+        wanted = torch.zeros_like(layout.order, dtype=torch.bool)
+        for target in targets:
+            site = self._site(target, layout)
+            if site.at_step():
+                wanted |= site.queries()
+        return wanted
+
+    def _begin(self, address: str, layout: TokenLayout) -> None:
+        of_encoder = address.startswith("encoder.")
+        if of_encoder not in self.ends:
+            order = torch.where(layout.real, layout.order, -1)
+            self.ends[of_encoder] = order.amax(-1) + 1 if order.dim() == 2 else order.new_zeros(1)
+
+    def _site(self, target: Target, layout: TokenLayout) -> Site:
+        ends = self.ends[target.address.startswith("encoder.")]
+        return Site(target, layout, self.step, ends, self.chosen.get(self.choices.get(target.address, "")))
+
+    def hear(self, address: str, x: Tensor, layout: TokenLayout | None = None) -> Tensor:
+        assert layout is not None
+        if address not in self.records and address not in self.patches and address not in self.choices.values():
+            return x
+        self._begin(address, layout)
+        if address in self.choices.values():
+            self.chosen[address] = x
+        for target, replacement in self.patches.get(address, ()):
+            site = self._site(target, layout)
+            if site.at_step():
+                mask = site.mask(x)
+                if mask is None or bool(mask.any()):
+                    self.unused.discard(target.key)
+                    x = applied(replacement, x, site)
+        if self.grad and address in self.records and x.requires_grad:
+            x = x.view_as(x)  # the gradient at a tap is that of what comes after it, also where the tensor is used elsewhere
+            x.retain_grad()
+        for target in self.records.get(address, ()):
+            site = self._site(target, layout)
+            if site.at_step() and (part := site.take(x)) is not None:
+                self.unused.discard(target.key)
+                kept = part if self.grad else part.detach().clone()
+                self.pieces.setdefault(target.key, (target, []))[1].append(kept)
+        return x
+
+    def end(self) -> Trace:
+        """Fill the trace; raise InputError for a patch, or a slice, that no call of the model had a value for."""
+        for key, (target, pieces) in self.pieces.items():
+            self.trace[key] = joined(pieces, _left(target))
+        self.pieces = {}
+        if self.unused:
+            several = f" and {len(self.unused) - 1} more" if len(self.unused) > 1 else ""
+            raise InputError(f"{min(self.unused)}{several}: the run has no such token or step, so nothing was read or replaced")
+        return self.trace
+
+
+def _left(target: Target) -> tuple[str, ...]:
+    """The axes of a slice: those that a single index does not drop."""
+    dropped = {axis for axis, pick in target.picks.items() if isinstance(pick, int) and axis not in ("pos", "query", "key")}
+    return tuple(axis for axis in target.axes if axis not in dropped)
+
+
+def trace(
+    model: ModelModule,
+    tokens: Tensor,
+    *patterns: str,
+    ctx: Ctx | None = None,
+    grad: bool = False,
+    patch: Mapping[str, Replacement] | None = None,
+) -> Trace:
+    """Return the activations whose addresses match one of the patterns, in the order in which they are computed.
+
+    tokens (batch, n), or another input of the embedding. `ctx` holds the token layout (and the encoder output) of an input that
+    is not a batch of whole sequences. With `grad` the activations are part of the graph and keep their gradients: after
+    `activations["head.logits"].sum().backward()` each has a `.grad`. `patch` replaces activations: address pattern -> an
+    intervention (`look/intervention.py`); the trace then holds the replaced value.
+    """
+    ctx = ctx or default_ctx(tokens, ranks=model.ranks)
+    tracer = Tracer(model.part, Trace(*patterns), patch, grad)
+    with torch.set_grad_enabled(grad), torch.compiler.set_stance("force_eager"):  # a listener would recompile a compiled model
+        model(tokens, dc.replace(ctx, listen=tracer))
+    return tracer.end()
