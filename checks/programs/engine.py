@@ -40,7 +40,6 @@ from dovetail.serving.speculate import Drafter, DraftModel, PromptLookup
 from dovetail.text.grammar import Matcher, regex_grammar
 
 PATTERNS = ("[a-z ]{1,6}", "(cat|mat|mice)+", "[0-9]{2,4}")
-CALLS = {"step": 40, "add": 30, "again": 8, "abort": 6, "interrupt": 6, "load": 3, "unload": 2, "weights": 1, "train": 1}
 STEPS = 3000  # of an engine until it must have ended
 CLOSE = 1e-5  # of log-probs, which are float32
 
@@ -96,8 +95,8 @@ class EngineKind(Kind):
         steps, added, loaded, number = list[Step](), list[dict[str, Any]](), set[str](), 0
         for _ in range(rng.randint(4, 16)):
             call = rng.choices(
-                ["add", "again", "step", "abort", "interrupt", "load", "unload", "weights", "train"],
-                [30, 8, 40, 6, 6, 3, 2, 1, 1],
+                ["add", "again", "step", "abort", "interrupt", "preempt", "load", "unload", "weights", "train"],
+                [30, 8, 40, 6, 6, 10, 3, 2, 1, 1],
             )[0]
             if call == "step":
                 steps.append(("step", {"times": rng.choice([1, 2, 3, 5, 9, 40])}))
@@ -113,6 +112,8 @@ class EngineKind(Kind):
                 steps.append(("abort", {"id": str(rng.randint(1, number))}))
             elif call == "interrupt":
                 steps.append(("interrupt", {"after": int(10 ** rng.uniform(0, 3.3))}))
+            elif call == "preempt":
+                steps.append(("preempt", {"which": rng.randrange(4)}))
             elif call == "load" and sort.spec:
                 name = rng.choice("ab")
                 loaded.add(name)
@@ -220,8 +221,12 @@ class EngineSession(Session):
                 raise
             self.engine = Engine(self.model, **more)
         schedule, plan = self.engine.schedule, self.engine.schedule.plan
+        self.preempts: int | None = None  # the number of a running continuation, which the next plan preempts first
 
         def planned(room: Any) -> Plan:
+            if self.preempts is not None and schedule.running:
+                schedule.preempt(schedule.running[self.preempts % len(schedule.running)], room)
+                self.preempts = None
             before = list(schedule.running)
             made = plan(room)
             check_plan(self.engine, made, before)
@@ -256,6 +261,10 @@ class EngineSession(Session):
                 break
             self.take(self.engine.step())
             check_rows(self.engine)
+
+    def do_preempt(self, which: int) -> None:
+        """Preempt a continuation before the next plan, whether or not its room is needed: that changes no token."""
+        self.preempts = which
 
     def do_interrupt(self, after: int) -> None:
         """A step that Ctrl-C ends after so many lines of Python."""

@@ -24,8 +24,8 @@ def check_plan(engine: Engine, plan: Plan, before: Sequence[Continuation]) -> No
         wrong(f"{len(queued)} continuations are queued, and {len(everyone)} have not ended")
     if before and before[0] not in schedule.running:
         wrong("the oldest continuation was preempted")
-    if any(one.row is not None or one.computed for one in schedule.waiting):
-        wrong("a continuation that waits has a row or computed tokens")
+    if any(one.row is not None or one.computed or one.drafts for one in schedule.waiting):
+        wrong("a continuation that waits has a row, computed tokens or drafts")
     planned = [*plan.decode, *(one for one, _ in plan.prefill)]
     if len({id(one) for one in planned}) < len(planned) or any(one not in schedule.running for one in planned):
         wrong("a plan has a continuation twice, or one that does not run")
@@ -38,6 +38,11 @@ def check_plan(engine: Engine, plan: Plan, before: Sequence[Continuation]) -> No
         runner.whole or runner.pool.ahead
     ):
         wrong(f"a plan of {tokens} tokens; the budget is {engine.schedule.budget}")
+    counts = [*((one, 1 + len(one.drafts)) for one in plan.decode), *plan.prefill]
+    needed = sum(runner.needed(one, n) for one, n in counts)
+    # where rows share a page, one that was preempted may have left another without a need to copy it
+    if plan.blocks < needed or (plan.blocks > needed and all(one.request.n == 1 for one in before)):
+        wrong(f"a plan counts {plan.blocks} blocks, and its tokens take {needed}")
     if runner.slots is not None and plan.blocks > len(runner.slots.free):
         wrong(f"a plan takes {plan.blocks} blocks, and {len(runner.slots.free)} are free")
     check_rows(engine)

@@ -94,8 +94,11 @@ class Transformer(ModelModule):
         batch = Batch(attention_mask, lengths, types, positions, patches, source, source_mask)
         return super().forward(inputs, self._ctx(inputs, ctx, batch))
 
-    if TYPE_CHECKING:  # nn.Module.__call__ returns Any
-        __call__ = forward
+    if TYPE_CHECKING:  # nn.Module declares that it returns Any, and a plain assignment would inherit that
+
+        @property
+        def __call__(self):  # pyright: ignore[reportIncompatibleMethodOverride]
+            return self.forward
 
     def loss(
         self,

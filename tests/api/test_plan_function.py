@@ -146,7 +146,7 @@ def test_the_verb_prints_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[
     (tmp_path / "spec.yaml").write_text(SPEC)
     flags = ["--gpus", "4", "--length", "32", "--batch", "8", "--tensor", "2", "--top", "1", "--json"]
     with pytest.raises(SystemExit) as ended:
-        main(["plan", str(tmp_path / "spec.yaml"), *flags, "-o", str(tmp_path / "page.html")])
+        main(["plan", str(tmp_path / "spec.yaml"), *flags, "--html", str(tmp_path / "page.html")])
     assert ended.value.code == 0
     data = json.loads(capsys.readouterr().out)
     assert data["best"]["layout"]["tensor"] == 2

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.api.graft import bar, sparkline
 from dovetail.cli import main
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.hf.load import load
 from dovetail.hf.write import KEPT_CONFIG, export_directory, import_directory
+from dovetail.views.bar import loss_bar, sparkline
 
 SIZES = ["--batch=4", "--length=16"]
 SMALL = [
@@ -157,7 +157,7 @@ def test_a_model_is_not_overwritten_unasked(home: Path, capsys: pytest.CaptureFi
 
 
 def test_bars_and_lines() -> None:
-    assert (bar(1.0), bar(0.5), bar(1 / 64)) == ("█" * 32, "█" * 16, "▌")
-    assert bar(float("nan")) == "█" * 32
+    assert (loss_bar(1.0), loss_bar(0.5), loss_bar(1 / 64)) == ("█" * 32, "█" * 16, "▌")
+    assert loss_bar(float("nan")) == "█" * 32
     assert sparkline([3.0, 1.0, 2.0]) == "█▁▅"
     assert sparkline([2.0, 2.0]) == "▁▁"

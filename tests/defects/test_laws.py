@@ -126,7 +126,7 @@ def test_a10_only_works_without_a_spec(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(suite, "specs_of", lambda *_: iter([(from_yaml(SHARED), "pairs")]))
     rows: list[object] = []
-    data = dt.laws(quick=True, only=["causal", "tapped"], shown=rows.append).to_dict()
+    data = dt.laws(quick=True, only=["causal", "tapped"], watch=rows.append).to_dict()
     assert (sorted(data["by_law"]), data["cells"], data["failed"]) == (["causal", "tapped"], 2, 0)
     assert len(rows) == 1  # each spec is shown when it is known
     with pytest.raises(FileError, match="'cuasal' is not a law"):

@@ -58,9 +58,9 @@ BUGS = [
         "data",
         "shards.py",
         "Shard.ends",
-        "[0] > start else (middle + 1, high)",
-        "[0] >= start else (middle, high - 1)",
-        "the bisection may skip the last document of a block",
+        "part[(part > start) & (part <= stop)]",
+        "part[(part > start) & (part < stop)]",
+        "a document that ends where a window ends has no end",
     ),
     Bug(
         "weights",

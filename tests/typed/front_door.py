@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import dovetail as dt
+from dovetail.look.record import Trace
 
 model = dt.build("llama-tiny")
 assert_type(model, dt.Transformer)
@@ -20,7 +21,7 @@ assert_type(model.generate("text", 3), str)
 assert_type(model.generate("text", 3, stream=True), Iterator[str])
 assert_type(model.generate([1, 2], 3), list[int])
 assert_type(model.generate([1, 2], 3, stream=True, temperature=0.5), Iterator[int])
-assert_type(model.trace(ids, "head.logits"), dict[str, Tensor])
+assert_type(model.trace(ids, "head.logits"), Trace)
 assert_type(model.spec, dt.Model)
 assert_type(model.spec.swap("position", dt.parts.Alibi()), dt.Model)
 mixer = model.spec.layers[0].mixer

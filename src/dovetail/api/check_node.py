@@ -7,10 +7,8 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import RenderableType
-
 from dovetail.api.result import Result
-from dovetail.views.console import unwrapped
+from dovetail.views.blocks import View
 
 if TYPE_CHECKING:
     from dovetail.parallel.node import NodeTest
@@ -36,10 +34,10 @@ class NodeReport(Result):
     def to_dict(self) -> dict[str, Any]:
         return {"host": self.host, "passed": self.passed, "tests": [test._asdict() for test in self.tests]}
 
-    def view(self, width: int) -> RenderableType:
+    def view(self, width: int) -> View:
         verdict = "passed" if self.passed else "failed: keep this node out of the job"
         lines = [f"{'✓' if test.passed else '✗'} {test.name}: {test.found}" for test in self.tests]
-        return unwrapped("\n".join([*lines, f"{self.host}: {verdict}"]))
+        return "\n".join([*lines, f"{self.host}: {verdict}"])
 
 
 def check_node(

@@ -6,14 +6,12 @@ import dataclasses as dc
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from dovetail.api.arguments import Changes, SpecLike, read_spec
 from dovetail.api.options import SET, SPEC, SWAP, OutFile
-from dovetail.api.output import write_new
 from dovetail.api.result import Result
 from dovetail.core.option import Option
+from dovetail.disk.atomic import write_new
+from dovetail.views.blocks import View
 
 
 @dc.dataclass(frozen=True, repr=False)
@@ -32,8 +30,8 @@ class EmittedFile(Result):
     def to_dict(self) -> dict[str, Any]:
         return {"spec": self.name, "file": None if self.out is None else str(self.out), "lines": self.lines, "text": self.text}
 
-    def view(self, width: int) -> RenderableType:
-        return Text(self.text)
+    def view(self, width: int) -> View:
+        return self.text
 
     def __str__(self) -> str:
         return self.text

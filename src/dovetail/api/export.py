@@ -15,11 +15,9 @@ import dataclasses as dc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from rich.console import RenderableType
-
 from dovetail.api.result import Result
 from dovetail.disk.untrusted import Directory
-from dovetail.views.console import unwrapped
+from dovetail.views.blocks import View
 
 if TYPE_CHECKING:
     from dovetail.files.model_dir import Piece
@@ -44,9 +42,9 @@ class Exported(Result):
         data = {"directory": str(self.directory), "model_type": self.model_type}
         return {**data, "architecture": self.architecture, "tensors": self.tensors}
 
-    def view(self, width: int) -> RenderableType:
+    def view(self, width: int) -> View:
         family = f"{self.model_type} ({self.architecture})"
-        return unwrapped(f"{self.source}: written to {self.directory} as {family}, {self.tensors} tensors")
+        return f"{self.source}: written to {self.directory} as {family}, {self.tensors} tensors"
 
 
 def export(

@@ -19,10 +19,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from dovetail.api.arguments import Changes, SpecLike, read_spec
 from dovetail.api.models import load, save
 from dovetail.api.options import LAYERS, OUR_MODEL, REPLACE_MODEL, SWAP, BatchSize, InFile, Length, OutDir, Seed, Sets
@@ -35,7 +31,9 @@ from dovetail.disk.model_files import LOSSES_FILE
 from dovetail.disk.untrusted import Directory
 from dovetail.training.metrics import StepMetrics, to_jsonl
 from dovetail.training.plan import Plan
-from dovetail.views.bar import bar as blocks
+from dovetail.views.bar import loss_table
+from dovetail.views.blocks import View, styled
+from dovetail.views.progress import TrainingProgress
 
 if TYPE_CHECKING:
     from dovetail.api.spec_diff import SpecDiff
@@ -44,9 +42,6 @@ if TYPE_CHECKING:
     from dovetail.model import Model
     from dovetail.text.tokenizer import Tokenizer
     from dovetail.transformer import Transformer
-
-BAR = 32  # characters of the longest bar
-LEVELS = "▁▂▃▄▅▆▇█"
 
 
 @dc.dataclass(frozen=True, repr=False, eq=False)
@@ -88,19 +83,19 @@ class GraftResult(Result):
             }
         return {**data, **self.diff.to_dict()}
 
-    def view(self, width: int) -> RenderableType:
+    def view(self, width: int) -> View:
         from dovetail.views.diff import diff_view
 
         counts = [parameters(spec) for spec in (self.diff.a, self.diff.b)]
         sizes = f"{counts[0]:,} → {counts[1]:,} parameters" if counts[0] != counts[1] else f"{counts[0]:,} parameters"
-        lines: list[RenderableType] = [diff_view(self.diff, self.diff.names), Text(), Text(sizes, "dim")]
+        lines = [diff_view(self.diff, self.diff.names), "", styled((sizes, "dim"))]
         if self.loss:
-            heading = Text("loss on the held-out text, nats per token", "bold")
-            lines += [Text(), heading, loss_table(self.loss, self.history)]
+            heading = styled(("loss on the held-out text, nats per token", "bold"))
+            lines += ["", heading, loss_table(self.loss, self.history)]
         if self.directory is not None:
             layout = f" in Hugging Face layout, as {self.family}" if self.family else ""
-            lines.append(Text(f"\nwritten to {self.directory}{layout}", no_wrap=True, overflow="ignore"))
-        return Group(*lines)
+            lines.append(f"\nwritten to {self.directory}{layout}")
+        return lines
 
 
 def graft(
@@ -231,7 +226,9 @@ class _Trial:
             return self.corpus.batch(self.seed, step, self.batch, self.length)
 
         plan = Plan(minutes=minutes, learning_rate=rate, seed=self.seed, quiet=quiet)
-        return train(model, batches, text_objective(model.part, self.tokenizer, self.length), plan, self.held_out, stop)
+        objective = text_objective(model.part, self.tokenizer, self.length)
+        with TrainingProgress(quiet) as show:
+            return train(model, batches, objective, plan, self.held_out, stop, show=show)
 
 
 def _trial(
@@ -267,33 +264,3 @@ def _write(model: Transformer, source: Directory | None, out: Path, family: str 
         write_own(model, source, out, beside, keep_foreign=True)  # files that appeared while it trained
     else:
         write_theirs(model.part, model_pieces(model), source, out, family, beside, keep_foreign=True)
-
-
-# -- the printed view -----------------------------------------------------------------------------------------------------
-
-
-def loss_table(losses: dict[str, float], history: Sequence[StepMetrics]) -> Table:
-    """A bar for each loss, its difference from the first, and the losses during training."""
-    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    styles = {"before": "green", "after": "red", "healed": "cyan"}
-    most = max(losses.values())
-    for name, loss in losses.items():
-        gap = loss - losses["before"]
-        note = f"{gap:+.3f}" if name != "before" else ""
-        if name == "healed":
-            note += f"   {history[-1].step:,} steps in {history[-1].seconds:.0f} s  " + sparkline(
-                [losses["after"], *(p.val_loss for p in history if p.val_loss is not None)]
-            )
-        table.add_row(Text(f"  {name}"), Text(f"{loss:.3f}", "bold"), Text(bar(loss / most), styles[name]), Text(note, "dim"))
-    return table
-
-
-def bar(fraction: float) -> str:
-    """A bar of up to BAR characters; a full one where the loss is not finite."""
-    return blocks(fraction if math.isfinite(fraction) else 1.0, BAR)
-
-
-def sparkline(values: list[float]) -> str:
-    """One character per value, the highest the tallest."""
-    low, high = min(values), max(values)
-    return "".join(LEVELS[round((value - low) / ((high - low) or 1.0) * 7)] for value in values)

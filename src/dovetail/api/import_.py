@@ -13,11 +13,9 @@ import dataclasses as dc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import RenderableType
-
 from dovetail.api.result import Result
 from dovetail.core.fold import parameters
-from dovetail.views.console import unwrapped
+from dovetail.views.blocks import View
 
 if TYPE_CHECKING:
     from dovetail.hf.load import Watch
@@ -39,9 +37,9 @@ class Imported(Result):
         data = {"directory": str(self.directory), "parameters": self.parameters, "layers": self.layers}
         return {**data, "dropped": [dc.asdict(one) for one in self.dropped]}
 
-    def view(self, width: int) -> RenderableType:
+    def view(self, width: int) -> View:
         first = f"{self.source}: {self.parameters:,} parameters in {self.layers} layers, written to {self.directory}"
-        return unwrapped("\n".join([first, *(f"  {one}" for one in self.dropped)]))
+        return "\n".join([first, *(f"  {one}" for one in self.dropped)])
 
 
 def import_(

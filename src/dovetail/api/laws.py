@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from dovetail.api.arguments import Changes, SpecLike, read_spec, silent
-from dovetail.api.law_results import LawsResult, ModelLaws, SuiteLaws, law_row, spec_row
+from dovetail.api.law_results import LawsResult, ModelLaws, SuiteLaws
 from dovetail.api.options import InDir, RunDtype, Seed, Sets, Spec, Swaps
+from dovetail.api.result import Event, Watch, unwatched
 from dovetail.core.dtypes import dtype_name
 from dovetail.core.errors import SpecError, UsageError, printable
 from dovetail.core.extensions import load_parts
 from dovetail.core.option import Option
 from dovetail.core.option_group import OptionGroup, accepts_groups
+from dovetail.views.blocks import styled
+from dovetail.views.laws import law_row, spec_row
 
 if TYPE_CHECKING:
     from dovetail.proof.laws.law import Outcome
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int, str], None]  # (done, in all, the current law or the last failure)
 Announce = Callable[[str], None]
-Shown = Callable[[RenderableType], None]
 SEEDS = 3  # of weights and inputs, on one spec: some bugs, and some wrong laws, show with few
 ONLY_OF_SERVERS = ("model", "key", "tokenizer", "dtype", "against", "exact")
 # the options that each way of running takes; any other is refused there
@@ -107,7 +106,7 @@ def laws(
     server: ServerOptions = ServerOptions(),
     announce: Announce | None = None,
     progress: Progress | None = None,
-    shown: Shown | None = None,
+    watch: Watch = unwatched,
 ) -> LawsResult:
     """Check the laws, and return what failed.
 
@@ -119,8 +118,8 @@ def laws(
     run that was killed.
 
     `http://HOST/v1` is a running OpenAI-compatible server, of which `server` says what is known. `announce` gets one line,
-    before the first law, with the number of requests and tokens and the estimated time. `shown` gets each result as soon as it
-    is known, as something that rich renders. An option that the chosen way of running does not use is refused.
+    before the first law, with the number of requests and tokens and the estimated time. `watch` gets each result as soon as it
+    is known. An option that the chosen way of running does not use is refused.
     """
     from dovetail.files.spec import to_yaml
     from dovetail.proof.laws.suite import known_laws
@@ -130,16 +129,16 @@ def laws(
     kind = kind_of(spec) if isinstance(spec, str) else SPEC
     options = {"quick": quick, "only": only, "seed": seed, "seeds": seeds, "as_is": as_is, "record": record}
     _check_options(spec, kind, options | {"set": set, "swap": swap, **vars(server)})
-    report, show = progress or silent, shown or silent
+    report = progress or silent
     if spec is None:
-        return _on_all(quick, seed, report, record, known_laws(only), show)
+        return _on_all(quick, seed, report, record, known_laws(only), watch)
     names = kind.laws.names(only)  # before anything is opened
     if isinstance(spec, str) and kind is SERVER:
-        return _on_server(spec, _opened(spec, server, seed), names, announce or silent, report, show)
+        return _on_server(spec, _opened(spec, server, seed), names, announce or silent, report, watch)
     if isinstance(spec, str) and kind is not SPEC:
-        return _on_subject(kind.open(spec, seed=seed, as_is=as_is), kind, names, report, show)
+        return _on_subject(kind.open(spec, seed=seed, as_is=as_is), kind, names, report, watch)
     name, changed, _ = read_spec(spec).after(set, swap)
-    return _on_subject(spec_subject(name, to_yaml(changed), seed, seeds or SEEDS), SPEC, names, report, show)
+    return _on_subject(spec_subject(name, to_yaml(changed), seed, seeds or SEEDS), SPEC, names, report, watch)
 
 
 def _check_options(spec: SpecLike | None, kind: SubjectKind, options: Mapping[str, Any]) -> None:
@@ -185,45 +184,48 @@ def _way(spec: SpecLike | None, kind: SubjectKind) -> str:
 
 
 def _on_all(
-    quick: bool, seed: int, progress: Progress, record: str | Path | None, only: Sequence[str], show: Shown
+    quick: bool, seed: int, progress: Progress, record: str | Path | None, only: Sequence[str], watch: Watch
 ) -> SuiteLaws:
     from dovetail.proof.laws.suite import run_suite
 
     numbers = itertools.count(1)
-    report = run_suite(
-        quick, seed, progress, record=record, only=only, tested=lambda outcomes: show(spec_row(next(numbers), outcomes))
-    )
+
+    def tested(outcomes: Sequence[Outcome]) -> None:
+        number = next(numbers)
+        data = {"spec": number, "laws": [dc.asdict(outcome) for outcome in outcomes]}
+        watch(Event("spec", data, spec_row(number, outcomes)))
+
+    report = run_suite(quick, seed, progress, record=record, only=only, tested=tested)
     data = report.data()
     if quick:
         data.pop("pairs_covered")  # a few specs do not cover the pairs
     return SuiteLaws(data)
 
 
-def _on_subject(subject: Subject, kind: SubjectKind, names: Sequence[str], progress: Progress, show: Shown) -> ModelLaws:
+def _on_subject(subject: Subject, kind: SubjectKind, names: Sequence[str], progress: Progress, watch: Watch) -> ModelLaws:
     rows: list[Outcome] = []
-    show(Text(subject.title, "bold"))
+    watch(Event("model", {"model": subject.title, "laws": list(names)}, styled((subject.title, "bold"))))
     for i, law in enumerate(names):
         progress(i, len(names), law)
         rows.append(subject.test(law))
-        show(law_row(rows[-1], kind.statements))
+        row = law_row(rows[-1], kind.statements[law], max(map(len, kind.statements)))
+        watch(Event("law", dc.asdict(rows[-1]), row))
     return ModelLaws(subject.title, tuple(rows), kind.statements, subject.about)
 
 
 def _on_server(
-    url: str, case: served.Served, names: Sequence[str], announce: Announce, progress: Progress, show: Shown
+    url: str, case: served.Served, names: Sequence[str], announce: Announce, progress: Progress, watch: Watch
 ) -> ModelLaws:
     from dovetail.proof.served import run as served
     from dovetail.proof.subjects import SERVER, server_subject
 
     plan = served.planned(case, names)
     announce(f"{printable(url)}: {plan.line()}")
-    asked, law = case.client.requests, "the server's own noise"
-    case.client.sent = lambda: progress(min(case.client.requests - asked, plan.requests), plan.requests, law)
-    subject = server_subject(url, served.calibrated(case))
-    rows: list[Outcome] = []
-    show(Text(subject.title, "bold"))
-    for law in names:
-        rows.append(subject.test(law))
-        show(law_row(rows[-1], SERVER.statements))
-    about = {**subject.about, "announced": plan.data(), "requests": case.client.requests}
-    return ModelLaws(subject.title, tuple(rows), SERVER.statements, about)
+    asked, current = case.client.requests, ["the server's own noise"]
+
+    def at(done: int, known: int, law: str) -> None:
+        current[0] = law
+
+    case.client.sent = lambda: progress(min(case.client.requests - asked, plan.requests), plan.requests, current[0])
+    result = _on_subject(server_subject(url, served.calibrated(case)), SERVER, names, at, watch)
+    return dc.replace(result, about={**result.about, "announced": plan.data(), "requests": case.client.requests})

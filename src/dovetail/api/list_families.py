@@ -10,11 +10,8 @@ import dataclasses as dc
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
 from dovetail.api.result import Result
-from dovetail.views.console import plain_table
+from dovetail.views.blocks import TextTable, View, styled
 
 if TYPE_CHECKING:
     from dovetail.hf.survey import Family
@@ -42,16 +39,23 @@ class FamilyList(Result, Sequence["Family"]):
     def for_json(self) -> Any:
         return self.to_dict()["families"]
 
-    def view(self, width: int) -> RenderableType:
+    def view(self, width: int) -> View:
         from dovetail.hf.survey import REFERENCE_VERSION
 
-        table = plain_table("model_type", "read", "written", "architectures", "lines", right=("lines",), header=True)
-        for family in self.families:
-            lines = "" if family.lines is None else str(family.lines)
-            table.add_row(Text(family.model_type, "bold"), "yes", "yes", ", ".join(family.architectures), Text(lines, "dim"))
+        rows = [
+            (
+                styled((one.model_type, "bold")),
+                "yes",
+                "yes",
+                ", ".join(one.architectures),
+                "" if one.lines is None else str(one.lines),
+            )
+            for one in self.families
+        ]
+        table = TextTable(("model_type", "read", "written", "architectures", "lines"), rows, right=("lines",))
         compared = sum(family.transformers is not None for family in self.families)
-        below = f"\n{len(self)} families, {compared} of them compared with transformers {REFERENCE_VERSION} in our tests"
-        return Group(table, Text(below, "dim"))
+        below = f"{len(self)} families, {compared} of them compared with transformers {REFERENCE_VERSION} in our tests"
+        return [table, "", styled((below, "dim"))]
 
 
 def list_families() -> FamilyList:

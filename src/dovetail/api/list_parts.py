@@ -7,20 +7,18 @@ dovetail parts moe
 from __future__ import annotations
 
 import dataclasses as dc
+import itertools
 import json
 import types
 import typing
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, overload
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
 from dovetail.api.result import Result
 from dovetail.core.errors import SpecError, names_or_nearest
 from dovetail.core.option import Option
 from dovetail.core.part import KINDS, Part, default_of, field_types, plain
-from dovetail.views.console import plain_table
+from dovetail.views.blocks import Cell, TextTable, View, styled
 
 
 @dc.dataclass(frozen=True)
@@ -68,33 +66,31 @@ class PartList(Result, Sequence[PartInfo]):
     def for_json(self) -> Any:
         return self.to_dict()["parts"]
 
-    def view(self, width: int) -> RenderableType:
+    def view(self, width: int) -> View:
         if len(self.parts) == 1:
             return _one(self.parts[0])
-        table = plain_table("kind", "summary", "fields")
-        table.columns[0].no_wrap, table.columns[0].style = True, "green"
-        table.columns[1].ratio = table.columns[2].ratio = 1
-        table.columns[2].style = "dim"
-        group = ""
-        for part in self.parts:
-            if part.group != group:
-                if group:
-                    table.add_row()
-                group = part.group
-                number = sum(other.group == group for other in self.parts)
-                table.add_row(Text.assemble((group, "bold cyan"), (f" {number}", "dim")))
-            fields = [f"{field.name}={json.dumps(field.default)}".replace('"', "") for field in part.fields]
-            table.add_row(f"  {part.kind}", Text(part.summary), Text(", ".join(fields)))
-        return table
+        rows: list[tuple[Cell, ...]] = []
+        for group, parts in itertools.groupby(self.parts, lambda part: part.group):
+            members = list(parts)
+            rows += [()] * bool(rows) + [(styled((group, "bold cyan"), (f" {len(members)}", "dim")),)]
+            for part in members:
+                fields = ", ".join(f"{field.name}={_short(field.default)}" for field in part.fields)
+                rows.append((styled((f"  {part.kind}", "green")), part.summary, styled((fields, "dim"))))
+        return TextTable(
+            ("kind", "summary", "fields"), rows, header=False, widths=(2 + max(len(one.kind) for one in self.parts),)
+        )
 
 
-def _one(part: PartInfo) -> RenderableType:
+def _one(part: PartInfo) -> View:
     """The part by itself: a line per field with its type and default."""
-    table = plain_table("field", "type", "default")
-    for field in part.fields:
-        table.add_row(field.name, Text(field.type), Text(json.dumps(field.default).replace('"', "")))
-    head = Text.assemble((part.kind, "bold green"), (f"  {part.group}", "dim"), f"\n{part.summary}\n")
-    return Group(head, table) if part.fields else head
+    rows = [(field.name, field.type, _short(field.default)) for field in part.fields]
+    head = styled((part.kind, "bold green"), (f"  {part.group}", "dim"), f"\n{part.summary}")
+    return [head, "", TextTable(("field", "type", "default"), rows, header=False)] if rows else head
+
+
+def _short(value: Any) -> str:
+    """Return plain data without the quotes of JSON."""
+    return json.dumps(value).replace('"', "")
 
 
 def list_parts(

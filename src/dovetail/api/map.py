@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from rich.console import RenderableType
-
 from dovetail.api.models import load
 from dovetail.api.options import InDir, OutFile
 from dovetail.api.result import Result
@@ -19,7 +17,7 @@ from dovetail.core.errors import FileError, InputError
 from dovetail.core.keywords import checks_keywords
 from dovetail.core.option import Option
 from dovetail.disk.atomic import check_free
-from dovetail.views.console import unwrapped
+from dovetail.views.blocks import View
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,11 +49,11 @@ class AttentionMap(Result):
             data["source"] = list(self.source)
         return {**data, "picture": None if self.out is None else str(self.out), "probs": probs}
 
-    def view(self, width: int) -> RenderableType:
+    def view(self, width: int) -> View:
         size = f"layer {self.layer} of {self.layers}, {len(self.probs)} heads, {len(self.labels)} tokens"
         if self.source is not None:
             size += f" over {len(self.source)} of the source"
-        return unwrapped(size if self.out is None else f"{size}: {self.out}")
+        return size if self.out is None else f"{size}: {self.out}"
 
     def draw(
         self, path: str | Path, heads: Sequence[int] = (), force: Annotated[bool, Option("Replace an existing file.")] = False

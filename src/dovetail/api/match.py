@@ -5,15 +5,12 @@ from __future__ import annotations
 import dataclasses as dc
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-
 from dovetail.api.arguments import Changes, SpecLike, read_spec
 from dovetail.api.options import SPEC, Length, Sets, Spec, Swaps
 from dovetail.api.result import Result
 from dovetail.core.errors import SpecError
 from dovetail.core.option import Option
-from dovetail.views.console import unwrapped
+from dovetail.views.blocks import TextTable, View
 
 if TYPE_CHECKING:
     from dovetail.model import Model
@@ -70,15 +67,15 @@ class Match(Result):
     def _set(self) -> str | None:
         return None if self.best is None else f"{self.best.path}={self.best.value}"
 
-    def view(self, width: int) -> RenderableType:
+    def view(self, width: int) -> View:
         unit = UNITS[self.by]
-        table = Table()
-        for name, justify in (("field of B", "left"), ("now", "right"), ("value", "right"), (unit, "right"), ("÷ A", "right")):
-            table.add_column(name, justify=justify)  # pyright: ignore[reportArgumentType]
-        for one in self.found[:SHOWN]:
-            table.add_row(one.path, f"{one.old:,}", f"{one.value:,}", f"{one.cost:,.0f}", f"{one.cost / self.target:.4f}")
+        rows = [
+            (one.path, f"{one.old:,}", f"{one.value:,}", f"{one.cost:,.0f}", f"{one.cost / self.target:.4f}")
+            for one in self.found[:SHOWN]
+        ]
+        columns = ("field of B", "now", "value", unit, "÷ A")
         head = f"A, {self.a}: {self.target:,.0f} {unit}; B, {self.b}: {self.before:,.0f}, {self.before / self.target:.4f} of A"
-        return Group(unwrapped(head), *([table] if self.found else []), unwrapped(self._verdict()))
+        return [head, *([TextTable(columns, rows, right=columns[1:])] if rows else []), self._verdict()]
 
     def _verdict(self) -> str:
         from dovetail.weights.surgery.budget import TOLERANCE

@@ -16,14 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from rich.console import RenderableType
-
 from dovetail.api.options import REPLACE_MODEL, InDir, OutDir, Seed
 from dovetail.api.result import Result
 from dovetail.core.errors import UsageError
 from dovetail.core.option import Option
 from dovetail.disk.untrusted import Directory
-from dovetail.views.console import unwrapped
+from dovetail.views.blocks import View
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,9 +47,9 @@ class MergedModel(Result):
         written = None if self.directory is None else str(self.directory)
         return {"directory": written, "source": str(self.source), "adapters": list(self.adapters), "leaves": self.leaves}
 
-    def view(self, width: int) -> RenderableType:
+    def view(self, width: int) -> View:
         where = "" if self.directory is None else f": written to {self.directory}"
-        return unwrapped(f"{self.source} + {' + '.join(self.adapters)}{where}, {self.leaves} matrices changed")
+        return f"{self.source} + {' + '.join(self.adapters)}{where}, {self.leaves} matrices changed"
 
 
 def merge(

@@ -7,9 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-
 from dovetail.api.arguments import Changes, SpecLike, read_spec, silent
 from dovetail.api.options import BatchSize, Length, Seed, Steps
 from dovetail.api.result import Result
@@ -18,7 +15,7 @@ from dovetail.core.keywords import checks_keywords
 from dovetail.core.option import Option
 from dovetail.disk.atomic import check_free
 from dovetail.training.plan import OptimizerKind, Plan
-from dovetail.views.console import unwrapped
+from dovetail.views.blocks import TextTable, View
 from dovetail.views.curve import draw_coordinates
 
 if TYPE_CHECKING:
@@ -66,21 +63,16 @@ class CoordinateCheck(Result):
             "flat": self.flat,
         }
 
-    def view(self, width: int) -> RenderableType:
+    def view(self, width: int) -> View:
         from dovetail.training.coordinates import FLAT
 
         title = f"{self.name}: change of activations in {self.steps} steps at a learning rate of {self.learning_rate:g}"
-        table = Table()
-        table.add_column("activation")
-        for one in self.widths:
-            table.add_column(f"width {one:,}", justify="right")
-        table.add_column("slope", justify="right")
-        for c in self.coordinates:
-            table.add_row(c.address, *(f"{change:.3g}" for change in c.changes), f"{c.slope:+.2f}")
+        columns = ("activation", *(f"width {one:,}" for one in self.widths), "slope")
+        rows = [(c.address, *(f"{change:.3g}" for change in c.changes), f"{c.slope:+.2f}") for c in self.coordinates]
         verdict = "flat" if self.flat else "not flat"
         remedy = "" if self.flat else "; µP is init: mup, and for a tied head head.scale: base_width/width"
         summary = f"the largest slope is {self.largest_slope:+.2f}: {verdict} (at most {FLAT:+.2f}){remedy}"
-        return Group(unwrapped(title), table, unwrapped(summary))
+        return [title, TextTable(columns, rows, right=columns[1:]), summary]
 
     def draw(self, path: str | Path, force: bool = False) -> None:
         """Plot the changes over widths to a file; an existing one is replaced if `force`."""

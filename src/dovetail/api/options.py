@@ -111,11 +111,6 @@ ALLOW_HOST = Option(
     form="NAME",
     repeat=True,
 )
-CONNECTIONS = Option(
-    "Connections that one address may have open; raise it behind a proxy, whose clients share its address.",
-    low=1,
-    high=65536,
-)
 RESTART = Option(
     "How often an engine that has ended by itself is started again; then the server ends with an error.",
     low=0,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from dovetail.api.arguments import Changes, SpecLike, read_spec, silent
 from dovetail.api.options import DEVICE, PRICE, SET, SPEC, SWAP, TENSOR, BatchSize, Count, Length, Ranks
+from dovetail.api.result import Event, Watch, unwatched
 from dovetail.core.errors import SpecError
 from dovetail.core.limits import MAX_LENGTH
 from dovetail.core.option import Option
@@ -44,6 +45,7 @@ def plan(
     set: Annotated[Changes, SET] = (),
     swap: Annotated[Changes, SWAP] = (),
     progress: Callable[[str], None] | None = None,
+    watch: Watch = unwatched,
 ) -> TrainingPlan:
     """Plan the training of a model on many GPUs: layouts that fit, memory per rank, bytes on links, step time, days and cost.
 
@@ -52,14 +54,16 @@ def plan(
     say on what it rests. `batch` is the number of rows per step over all ranks (by default 16 M tokens), `tokens` the length of
     the run (15e12 or "15T"), `price` in dollars per GPU-hour. `tensor`, `sequence`, `shards` and `pipeline` fix an axis of the
     layout, `recompute` the activations that are computed again, by default the fastest that fits. Layouts are traced until
-    `top` of them fit. `progress` is called with a line for each.
+    `top` of them fit. `progress` is called with a line for each, `watch` with
+    each as soon as it is traced.
     """
     from dovetail.account import longest_length
     from dovetail.api.training_plan import TrainingPlan
     from dovetail.core.check import check
-    from dovetail.planning.report import outlook
-    from dovetail.planning.search import Job, search
+    from dovetail.planning.report import layout_data, outlook
+    from dovetail.planning.search import Job, Planned, search
     from dovetail.training.objective import next_token
+    from dovetail.views.plan import layout_line
 
     fixed = {"tensor": tensor, "sequence": sequence, "shards": shards, "pipeline": pipeline}
     name, changed, _ = read_spec(spec).after(set, swap)
@@ -80,6 +84,11 @@ def plan(
         recompute,
         {axis: size for axis, size in fixed.items() if size is not None},
     )
-    found, refused, left = search(job, top, progress or silent)
+
+    def traced(one: Planned) -> None:
+        found = outlook(job, one, count, price)
+        watch(Event("layout", layout_data(job, one, found), layout_line(job, one, found)))
+
+    found, refused, left = search(job, top, progress or silent, traced)
     outlooks = tuple(outlook(job, one, count, price) for one in found)
     return TrainingPlan(name, job, count, tuple(found), outlooks, tuple(refused), left)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses as dc
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
 from dovetail.api.arguments import Changes, SpecLike, read_spec
 from dovetail.api.options import DEVICE, PRICE, SET, SPEC, SWAP, TENSOR, Count, Length, NewTokens
 from dovetail.api.result import Result
@@ -16,13 +13,14 @@ from dovetail.core.fold import parameters
 from dovetail.core.option import Option
 from dovetail.core.units import count, read_count, size
 from dovetail.planning.device import Device, device_named
-from dovetail.views.console import plain_table
+from dovetail.views.blocks import Cell, TextTable, View, styled
 
 if TYPE_CHECKING:
     from dovetail.model import Model
     from dovetail.planning.serving import Capacity, Load, Refused, Replica
 
 GAP = 0.05  # seconds between two tokens: 20 per second, faster than people read
+HEADS = ("GPUs", "rows", "weights", "state of a row", "first token", "next token", "requests/s", "tokens/s", "limit")
 ACTIVE, REQUESTS = 0.1, 6.0  # of all users in the busiest hour, and requests of each in it
 
 
@@ -69,36 +67,40 @@ class ServingPlan(Result):
             "assumptions": list(assumptions(self.device, self.load)),
         }
 
-    def view(self, width: int) -> RenderableType:
+    def view(self, width: int) -> View:
         from dovetail.planning.serving import assumptions
 
-        load, lines = self.load, list[RenderableType]()
-        title = f"   {count(parameters(self.spec))} parameters on {self.device.name}"
-        lines.append(Text.assemble((self.name, "bold"), title))
+        load, best = self.load, self.best
         stored = f"weights {load.weights}, cache {load.cache}"
-        lines.append(Text(f"requests of {load.prompt:,} + {load.answer:,} tokens; {stored}", "dim"))
-        lines.append("")
-        heads = ("GPUs", "rows", "weights", "state of a row", "first token", "next token", "requests/s", "tokens/s", "limit")
-        table = plain_table(*heads, right=heads[:-1], header=True)
-        for one in self.replicas:
-            cells = (f"{one.tensor}", f"{one.rows:,}", size(round(one.weights)), size(round(one.state)))
-            times = (f"{1000 * one.prefill:,.0f} ms", f"{1000 * one.step:,.1f} ms")
-            rates = (f"{one.requests(load):,.2f}", f"{one.tokens(load):,.0f}")
-            table.add_row(*cells, *times, *rates, one.limit, style="bold cyan" if one is self.best else "")
-        lines.append(table if self.replicas else Text("no replica fits; use more ranks, fewer bits, or more memory", "yellow"))
-        lines += [Text(f"{one.tensor} GPUs: {one.reason}", "dim") for one in self.refused]
+        lines = [
+            styled((self.name, "bold"), f"   {count(parameters(self.spec))} parameters on {self.device.name}"),
+            styled((f"requests of {load.prompt:,} + {load.answer:,} tokens; {stored}", "dim")),
+            "",
+            TextTable(HEADS, [_cells(one, load, one is best) for one in self.replicas], right=HEADS[:-1])
+            if self.replicas
+            else styled(("no replica fits; use more ranks, fewer bits, or more memory", "yellow")),
+            *(styled((f"{one.tensor} GPUs: {one.reason}", "dim")) for one in self.refused),
+        ]
         if self.capacity is not None:
-            lines += ["", self._sheet(self.capacity)]
-        lines += ["", *(Text.assemble(("assumed  ", "dim"), line) for line in assumptions(self.device, load))]
-        return Group(*lines)
+            lines += ["", styled((_need(self.capacity), "bold"))]
+        return [*lines, "", *(styled(("assumed  ", "dim"), line) for line in assumptions(self.device, load))]
 
-    def _sheet(self, need: Capacity) -> Text:
-        hour, million = need.dollars_per_hour, need.dollars_per_million_tokens
-        rate = f"{need.requests:,.1f} requests/s at the peak"
-        text = f"{count(need.users)} users: {rate}, {need.replicas:,} replicas, {need.gpus:,} GPUs"
-        if hour is not None and million is not None:
-            text += f", ${hour:,.0f} per hour, ${million:,.2f} per million tokens at the peak"
-        return Text(text, "bold")
+
+def _cells(one: Replica, load: Load, best: bool) -> list[Cell]:
+    """A row of the table, by HEADS."""
+    sizes = f"{one.tensor}", f"{one.rows:,}", size(round(one.weights)), size(round(one.state))
+    times = f"{1000 * one.prefill:,.0f} ms", f"{1000 * one.step:,.1f} ms"
+    cells = *sizes, *times, f"{one.requests(load):,.2f}", f"{one.tokens(load):,.0f}", one.limit
+    return [styled((cell, "bold cyan" if best else "")) for cell in cells]
+
+
+def _need(need: Capacity) -> str:
+    hour, million = need.dollars_per_hour, need.dollars_per_million_tokens
+    rate = f"{need.requests:,.1f} requests/s at the peak"
+    text = f"{count(need.users)} users: {rate}, {need.replicas:,} replicas, {need.gpus:,} GPUs"
+    if hour is None or million is None:
+        return text
+    return f"{text}, ${hour:,.0f} per hour, ${million:,.2f} per million tokens at the peak"
 
 
 def plan_serving(

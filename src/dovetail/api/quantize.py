@@ -9,10 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from dovetail.api.models import load, save
 from dovetail.api.options import OUR_MODEL, REPLACE_MODEL, BatchSize, InFile, Length, OutDir, Seed
 from dovetail.api.result import Result
@@ -20,6 +16,7 @@ from dovetail.core.errors import FileError, SpecError, UsageError
 from dovetail.core.option import Option
 from dovetail.core.units import size
 from dovetail.disk.untrusted import Directory
+from dovetail.views.blocks import TextTable, View
 
 if TYPE_CHECKING:
     import torch
@@ -69,23 +66,25 @@ class Quantized(Result):
             "after": dc.asdict(self.after),
         }
 
-    def view(self, width: int) -> RenderableType:
-        table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-        for heading in ("", "weights", "perplexity", "tokens/s"):
-            table.add_column(heading, justify="right" if heading else "left")
-        for name, one in (("before", self.before), ("after", self.after)):
-            perplexity = "–" if one.perplexity is None else f"{one.perplexity:.4g}"
-            speed = "–" if one.tokens_per_second is None else f"{one.tokens_per_second:.1f}"
-            table.add_row(name, size(one.bytes), perplexity, speed)
+    def view(self, width: int) -> View:
+        rows = [
+            (name, size(one.bytes), _figure(one.perplexity, ".4g"), _figure(one.tokens_per_second, ".1f"))
+            for name, one in (("before", self.before), ("after", self.after))
+        ]
+        columns = ("", "weights", "perplexity", "tokens/s")
         fields = ", ".join(f"{name} {value}" for name, value in self.format.to_data().items() if name != "kind")
         done = f"{self.applied.leaves} matrices as {self.format.kind} ({fields}) by {self.method}"
         folded = f"; {self.applied.folded} with a folded scale per input" if self.applied.folded else ""
-        lines: list[RenderableType] = [Text(done + folded), Text(), table]
+        lines = [done + folded, "", TextTable(columns, rows, right=columns[1:])]
         if self.before.perplexity is None:
-            lines.append(Text("\nperplexity: not measured; give --text FILE"))
+            lines.append("\nperplexity: not measured; give --text FILE")
         if self.directory is not None:
-            lines.append(Text(f"\nwritten to {self.directory}", no_wrap=True, overflow="ignore"))
-        return Group(*lines)
+            lines.append(f"\nwritten to {self.directory}")
+        return lines
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
 
 
 def quantize(

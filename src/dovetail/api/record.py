@@ -15,9 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from dovetail.api.arguments import read_spec
 from dovetail.api.options import OUT, Length, RunDtype, Seed
 from dovetail.api.result import Result
@@ -25,6 +22,7 @@ from dovetail.core.dtypes import dtype_name
 from dovetail.core.errors import SpecError
 from dovetail.core.option import Option
 from dovetail.disk.atomic import check_free
+from dovetail.views.blocks import View
 
 STEPS = 4  # tokens of a row that are decoded one by one
 
@@ -43,12 +41,9 @@ class RecordedDump(Result):
     def to_dict(self) -> dict[str, Any]:
         return {**dc.asdict(self), "out": str(self.out)}
 
-    def view(self, width: int) -> RenderableType:
-        return Text(
-            f"{self.out}: {self.engine}, {self.dtype}, {self.tokens:,} tokens in {self.passes} passes, "
-            f"{self.tensors:,} tensors\n"
-            f"compare it: dovetail verify DIR dump:{self.out}"
-        )
+    def view(self, width: int) -> View:
+        size = f"{self.tokens:,} tokens in {self.passes} passes, {self.tensors:,} tensors"
+        return f"{self.out}: {self.engine}, {self.dtype}, {size}\ncompare it: dovetail verify DIR dump:{self.out}"
 
 
 def record(

@@ -2,17 +2,17 @@
 
 print(result)         the table that the command line prints
 result.to_dict()      plain data
-result                as HTML in a notebook, where the result has a page
+result.to_html()      one page; in a notebook a result is shown as HTML
 """
 
 from __future__ import annotations
 
+import dataclasses as dc
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
-from rich.console import RenderableType
-
-from dovetail.views.console import render_text, terminal_width
+from dovetail.views.blocks import PAGE_WIDTH, View, result_page, result_text
 from dovetail.views.page import Page
 
 INTERRUPTED = 130  # the exit code after Ctrl-C, as of a process that SIGINT ends
@@ -40,23 +40,16 @@ class Result(ABC):
         """Return plain data, as `--json` prints it."""
 
     @abstractmethod
-    def view(self, width: int) -> RenderableType:
+    def view(self, width: int) -> View:
         """Return what a terminal of `width` columns shows."""
 
-    def __str__(self) -> str:
-        width = terminal_width()
-        return render_text(self.view(width), width)
+    def rest(self, width: int) -> View:
+        """Return what a terminal shows at the end, after the events of the result were printed."""
+        return self.view(width)
 
-    def __repr__(self) -> str:
-        return str(self)
-
-
-class PageResult(Result):
-    """A result that is also an HTML page."""
-
-    @abstractmethod
     def page(self) -> Page:
         """Return the title and the content of the page, escaped."""
+        return result_page(type(self).__name__, self.view(PAGE_WIDTH))
 
     def to_html(self) -> str:
         """Return one self-contained HTML page."""
@@ -64,3 +57,31 @@ class PageResult(Result):
 
     def _repr_html_(self) -> str:
         return self.page().fragment()
+
+    def __str__(self) -> str:
+        return result_text(self.view)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+@dc.dataclass(frozen=True, repr=False)
+class Event(Result):
+    """One of the results of a long call, as soon as it is known: `kind` is law, spec, pass, prompt, layout or run."""
+
+    kind: str
+    data: dict[str, Any]
+    shown: View  # on a terminal
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"event": self.kind, **self.data}
+
+    def view(self, width: int) -> View:
+        return self.shown
+
+
+Watch = Callable[[Event], None]
+
+
+def unwatched(event: Event) -> None:
+    """Watch nothing: the default of `watch`."""

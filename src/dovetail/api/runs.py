@@ -13,26 +13,23 @@ import dataclasses as dc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Group, RenderableType
-
 from dovetail.api.options import OutFile
-from dovetail.api.result import Result
+from dovetail.api.result import Event, Result, Watch, unwatched
 from dovetail.core.errors import DovetailError, FileError
 from dovetail.core.fold import parameters
 from dovetail.core.option import Option
-from dovetail.core.units import count
 from dovetail.disk.atomic import check_free
-from dovetail.views.console import plain_table, unwrapped
-from dovetail.views.curve import draw_runs, smoothed
-from dovetail.views.plot import draw_terminal
+from dovetail.views.blocks import View
+from dovetail.views.curve import draw_runs
+from dovetail.views.page import Page
+from dovetail.views.runs import run_curves, run_row, run_table, runs_page
 
 if TYPE_CHECKING:
     from dovetail.api.compare_runs import Comparison
+    from dovetail.training.metrics import StepMetrics
     from dovetail.training.record import RunRecord
 
 MOST = 8  # runs that are compared with the first, and drawn
-NUMBERS = ("parameters", "tokens", "loss", "held-out", "bits/byte")
-LETTERS = "abcdefgh"
 
 
 @dc.dataclass(frozen=True, repr=False)
@@ -50,23 +47,22 @@ class RunList(Result):
             "comparisons": [comparison.to_dict() for comparison in self.comparisons],
         }
 
-    def view(self, width: int) -> RenderableType:
-        if not self.records:
-            return unwrapped("\n".join(["no runs here", *self.unreadable]))
-        drawn = len(self.records) <= MOST
-        table = plain_table("", "run", "layers", *NUMBERS, "state", right=NUMBERS, header=True)
-        for i, record in enumerate(self.records):
-            data = _summary(record)
-            numbers = ["–" if data[key] is None else f"{data[key]:.3f}" for key in ("loss", "held_out_loss", "bits_per_byte")]
-            row = (str(record.place), str(len(record.spec.layers)), count(data["parameters"]), f"{data['tokens']:,}", *numbers)
-            table.add_row(LETTERS[i] if drawn else "", *row, record.state)
-        parts: list[RenderableType] = [table, *map(unwrapped, self.unreadable)]
-        if drawn and any(len(record.history) > 1 for record in self.records):
-            curves = {LETTERS[i]: _curve(record) for i, record in enumerate(self.records)}
-            parts += [unwrapped(""), draw_terminal(curves, min(width, 100), unit=" tokens")]
-        for comparison in self.comparisons:
-            parts.append(unwrapped("\n".join(["", f"{comparison.a} → {comparison.b}", *comparison.lines()])))
-        return Group(*parts)
+    def view(self, width: int) -> View:
+        table = run_table([_summary(record) for record in self.records]) if self.records else "no runs here"
+        return [table, self.rest(width)]
+
+    def rest(self, width: int) -> View:
+        compared = ["\n".join(["", f"{one.a} → {one.b}", *one.lines()]) for one in self.comparisons]
+        return [*self.unreadable, *run_curves(self._histories(), width), *compared]
+
+    def page(self) -> Page:
+        table = run_table([_summary(record) for record in self.records])
+        compared = [(f"{one.a} → {one.b}", [line.strip() for line in one.lines()]) for one in self.comparisons]
+        return Page("dovetail runs", runs_page(table, self._histories(), self.unreadable, compared))
+
+    def _histories(self) -> list[tuple[StepMetrics, ...]]:
+        """The metrics of the runs that are drawn."""
+        return [record.history for record in self.records] if len(self.records) <= MOST else []
 
 
 def runs(
@@ -75,23 +71,29 @@ def runs(
     ],
     plot: Annotated[str | Path | None, OutFile("Also draw the losses to a .png, .svg or .pdf file.")] = None,
     force: Annotated[bool, Option("Replace an existing file.")] = False,
+    watch: Watch = unwatched,
 ) -> RunList:
     """Return the training runs in the directories (default: the working directory) and below them, up to four levels deep.
 
     Up to eight runs are compared with the first: what differs in spec and settings; whether their batches, tokens and the
     initial weights that both have are equal. `plot` writes their losses over each other to a .png, .svg or .pdf file;
-    an existing one is replaced if `force`.
+    an existing one is replaced if `force`. `watch` is called with each run as soon as it is read.
     """
     from dovetail.api.compare_runs import compare_runs
     from dovetail.training.record import find_runs, read_record
 
     records: list[RunRecord] = []
     problems: list[str] = []
-    for place in find_runs([Path(directory) for directory in directories or (".",)]):
+    places = find_runs([Path(directory) for directory in directories or (".",)])
+    width = max((len(str(place)) for place in places), default=0)
+    for place in places:
         try:
             records.append(read_record(place))
         except DovetailError as error:
             problems.append(str(error))
+            continue
+        data = _summary(records[-1])
+        watch(Event("run", data, run_row(len(records) - 1 if len(places) <= MOST else None, data, width, len(records) == 1)))
     if plot is not None:
         check_free(plot, force)
         draw_runs(_drawn(records), plot)
@@ -104,11 +106,6 @@ def _drawn(records: list[RunRecord]) -> dict[str, Any]:
     if not found or len(found) > MOST:
         raise FileError(f"{len(found)} runs have losses to plot; name from 1 to {MOST} runs")
     return found
-
-
-def _curve(record: RunRecord) -> list[tuple[float, float]]:
-    losses = smoothed([metrics.loss for metrics in record.history], len(record.history) // 50)
-    return [(float(metrics.tokens), loss) for metrics, loss in zip(record.history, losses, strict=True)]
 
 
 def _summary(record: RunRecord) -> dict[str, Any]:

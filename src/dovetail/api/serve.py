@@ -17,7 +17,6 @@ from dovetail.api.options import (
     ALLOW_HOST,
     API_KEY,
     API_KEY_FILE,
-    CONNECTIONS,
     HOST,
     PORT,
     RESTART,
@@ -28,16 +27,16 @@ from dovetail.api.options import (
     InFile,
 )
 from dovetail.core.errors import FileError, UsageError, install_command
-from dovetail.core.limits import ADDRESS_CONNECTIONS, QUEUED
+from dovetail.core.limits import QUEUED
 from dovetail.core.option import Option
 from dovetail.core.option_group import accepts_groups
 from dovetail.disk.untrusted import Directory, read_regular
+from dovetail.serving.http.options import HttpOptions, Options
 
 if TYPE_CHECKING:
     from fastapi import FastAPI  # of the extra `serve`
 
     from dovetail.serving.client import LogFormat
-    from dovetail.serving.http.options import Options
     from dovetail.serving.worker import ProcessClient
 
 PACKAGES = ("fastapi", "uvicorn", "starlette", "prometheus_client")  # of the extra `serve`
@@ -65,21 +64,10 @@ def serve(
     admin_key_file: Annotated[
         str | Path | None, InFile("A file with one key per line, of administrators who may load and unload adapters.")
     ] = None,
-    metrics_prefix: Annotated[
-        str, Option("The prefix of the names in /metrics; vllm gives those that its dashboards read.")
-    ] = "dovetail",
-    tool_parser: Annotated[
-        str | None,
-        Option("The format of tool calls: hermes or llama3; by default the one whose markers the chat template has."),
-    ] = None,
-    drain_seconds: Annotated[
-        float, Option("The seconds in which requests may finish after SIGTERM.", low=0.0, high=3600.0)
-    ] = 30.0,
-    address_connections: Annotated[int, CONNECTIONS] = ADDRESS_CONNECTIONS,
+    http: HttpOptions = HttpOptions(),
     log_format: Annotated[
         Literal["text", "json"], Option("The log on stderr: one line per request, as text or as a JSON object.")
     ] = "text",
-    log_prompts: Annotated[bool, Option("Write the text of prompts to the log.")] = False,
     restart: Annotated[int, RESTART] = 0,
     queued: Annotated[int, Option("Continuations that may wait; further requests get 429.", low=0, high=65536)] = QUEUED,
     options: EngineOptions = EngineOptions(),
@@ -89,22 +77,20 @@ def serve(
 
     `name` is the model's name in requests; that of the directory by default. A server on an address that other machines reach
     needs a key: `api_key`, or the lines of `api_key_file`. `adapter` are directories of adapters by the names that requests
-    give as their model; those in `adapter_root` can be loaded by requests with a key of `admin_key_file`. `tool_parser` is the
-    format of tool calls; that of the chat template by default. `address_connections` is how many connections one address may
-    have open; clients behind a proxy share its address. `ready` is called with the URL once requests are accepted.
-    The log on stderr has one line per request (`log_format`: text, or JSON lines), without the text of prompts unless
-    `log_prompts`. An engine that ends by itself is started again up to `restart` times; then the server raises EngineDead.
-    Up to `queued` continuations wait; further requests get 429. `options` are those of the engine, also one by one: `rows=16`.
+    give as their model; those in `adapter_root` can be loaded by requests with a key of `admin_key_file`. `ready` is called
+    with the URL once requests are accepted. The log on stderr has one line per request (`log_format`: text, or JSON lines).
+    `http` says how the server answers, for example the format of tool calls. An engine that ends by itself is started again
+    up to `restart` times; then the server raises EngineDead. Up to `queued` continuations wait; further requests get 429.
+    `options` are those of the engine, also one by one: `rows=16`.
     """
     import asyncio
 
     _check_extra()
     from dovetail.serving.http.log import logging_to_stderr
-    from dovetail.serving.http.options import Options
     from dovetail.serving.http.server import bound_socket
 
     adapters = {requested: str(directory) for requested, directory in (adapter or {}).items()}
-    http = Options(
+    server = Options(
         models={name or Path(model).resolve().name: None, **dict(zip(adapters, adapters, strict=True))},
         version=__version__,
         keys=(*api_key, *(() if api_key_file is None else read_keys(api_key_file))),
@@ -112,17 +98,13 @@ def serve(
         origins=tuple(allow_origin),
         adapter_root=None if adapter_root is None else Directory(adapter_root).place,
         admin_keys=() if admin_key_file is None else tuple(read_keys(admin_key_file)),
-        metrics_prefix=metrics_prefix,
-        tool_parser=tool_parser,
-        drain_seconds=drain_seconds,
-        address_connections=address_connections,
-        log_prompts=log_prompts,
+        **vars(http),
     )
-    check_exposed(host, http.keys)
+    check_exposed(host, server.keys)
     options = dc.replace(options, adapters={**options.adapters, **adapters})
     with bound_socket(host, port) as sock, logging_to_stderr(log_format):  # a port that is taken is an error at once
         url = url_of(host, sock.getsockname()[1])
-        asyncio.run(_serve(model, sock, http, lambda: _report(ready, url, log_format), options, queued, restart))
+        asyncio.run(_serve(model, sock, server, lambda: _report(ready, url, log_format), options, queued, restart))
 
 
 @asynccontextmanager

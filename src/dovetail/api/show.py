@@ -13,11 +13,10 @@ import dataclasses as dc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import RenderableType
-
 from dovetail.api.arguments import Changes, SpecLike, read_spec
 from dovetail.api.options import SET, SPEC, SWAP, Dtype, Length
-from dovetail.api.result import PageResult
+from dovetail.api.result import Result
+from dovetail.views.blocks import View
 from dovetail.views.page import Page
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dc.dataclass(frozen=True, repr=False)
-class Summary(PageResult):
+class Summary(Result):
     """The parts and costs of a model."""
 
     name: str
@@ -45,7 +44,7 @@ class Summary(PageResult):
         longest = None if self.limit is None else self.limit.tokens
         return {"spec": self.name, **self.account.to_dict(), "max_length": longest, **lost}
 
-    def view(self, width: int) -> RenderableType:
+    def view(self, width: int) -> View:
         from dovetail.views.summary import summary_view
 
         return summary_view(self.name, self.account, self.limit, width, self.not_carried_over)

@@ -13,13 +13,11 @@ import dataclasses as dc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, overload
 
-from rich.console import Group, RenderableType
-
 from dovetail.api.options import TEMPLATE, InDir, InPath, Steps
 from dovetail.api.result import Result
 from dovetail.core.errors import UsageError
 from dovetail.core.option import Option
-from dovetail.views.console import plain_table, unwrapped
+from dovetail.views.blocks import TextTable, View
 from dovetail.views.progress import WorkProgress
 
 if TYPE_CHECKING:
@@ -49,15 +47,14 @@ class DataSummary(Result):
         verified = {} if self.problems is None else {"problems": list(self.problems)}
         return {"directory": str(self.directory), **data, "splits": splits, **verified}
 
-    def view(self, width: int) -> RenderableType:
+    def view(self, width: int) -> View:
         from dovetail.data.shards import files_of
 
-        table = plain_table("split", *COUNTS, right=COUNTS, header=True)
-        item = self.manifest.dtype.itemsize
+        item, rows = self.manifest.dtype.itemsize, list[tuple[str, ...]]()
         for name, split in self.manifest.splits.items():
             counts = (f"{count:,}" for count in (split.documents, split.tokens, split.bytes))
             ratio = f"{split.bytes / split.tokens:.2f}" if split.tokens else ""
-            table.add_row(name, *counts, ratio, f"{len(split.shards):,}", f"{split.tokens * item / 2**20:,.1f} MB")
+            rows.append((name, *counts, ratio, f"{len(split.shards):,}", f"{split.tokens * item / 2**20:,.1f} MB"))
         tokenizer = self.manifest.tokenizer
         end = "no end token" if tokenizer.end is None else f"end token {tokenizer.end}"
         dropped = self.manifest.dropped
@@ -71,7 +68,7 @@ class DataSummary(Result):
             files = sum(len(files_of(shard.name)) for split in self.manifest.splits.values() for shard in split.shards)
             lines.append(f"checksums    {files - len(self.problems):,} of {files:,} files match")
             lines += [f"             {problem}" for problem in self.problems[:LISTED]]
-        return Group(unwrapped(f"{self.directory}\n"), table, unwrapped("\n".join(lines)))
+        return [f"{self.directory}\n", TextTable(("split", *COUNTS), rows, right=COUNTS), "\n".join(lines)]
 
 
 @overload

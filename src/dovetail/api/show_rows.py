@@ -7,9 +7,6 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
 from dovetail.api.result import Result
 from dovetail.data.chats import read_rows
 from dovetail.disk.untrusted import Directory
@@ -17,7 +14,7 @@ from dovetail.hf.files import read_vocabulary
 from dovetail.text.conversation import Encoded
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.tuning import turn_encoder
-from dovetail.views.console import unwrapped
+from dovetail.views.blocks import StyledText, View, styled
 
 NAMES = {1: ("",), 2: ("chosen", "rejected")}  # of the examples of a row
 LEARNED, MASKED = "bold green", "dim"
@@ -54,23 +51,23 @@ class TuningRows(Result):
         counts = {"rows": self.rows, "tokens": self.tokens, "learned_tokens": self.learned, "longest": self.longest}
         return {"path": str(self.path), **counts, "shown": rows}
 
-    def view(self, width: int) -> RenderableType:
-        lines: list[RenderableType] = []
+    def view(self, width: int) -> View:
+        lines = list[str | StyledText]()
         for row in self.shown:
             for name, one in zip(NAMES[len(row.examples)], row.examples, strict=True):
-                lines += [unwrapped(f"{row.where} {name}".rstrip()), self._colored(one), Text()]
+                lines += [f"{row.where} {name}".rstrip(), self._colored(one), ""]
         share = self.learned / max(self.tokens, 1)
         counts = f"{self.rows:,} rows, {self.tokens:,} tokens, {self.learned:,} of them learned ({share:.1%})"
-        legend = Text.assemble(("⟦learned⟧", LEARNED), " ", ("not learned", MASKED))
-        return Group(*lines, unwrapped(f"{self.path}: {counts}; the longest example has {self.longest:,} tokens"), legend)
+        legend = styled(("⟦learned⟧", LEARNED), " ", ("not learned", MASKED))
+        return [*lines, f"{self.path}: {counts}; the longest example has {self.longest:,} tokens", legend]
 
-    def _colored(self, one: Encoded) -> Text:
+    def _colored(self, one: Encoded) -> StyledText:
         """The tokens of an example; answers stand in brackets, too, for those who see no color."""
-        text = Text()
+        pieces = list[tuple[str, str]]()
         for learned, run in itertools.groupby(zip(one.ids.tolist(), one.answer.tolist(), strict=True), lambda pair: pair[1]):
             labels = "".join(self.tokenizer.label(token) for token, _ in run)
-            text.append(f"⟦{labels}⟧" if learned else labels, LEARNED if learned else MASKED)
-        return text
+            pieces.append((f"⟦{labels}⟧" if learned else labels, LEARNED if learned else MASKED))
+        return styled(*pieces)
 
 
 def show_rows(path: Path, model: str | Path, template: str | None, count: int) -> TuningRows:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses as dc
 from typing import Any
 
-from rich.console import RenderableType
-
-from dovetail.api.result import PageResult
+from dovetail.api.result import Result
+from dovetail.views.blocks import View
 from dovetail.views.diff import diff_view
 from dovetail.views.diff_page import diff_body
 from dovetail.views.page import Page
@@ -15,7 +14,7 @@ from dovetail.weights.surgery import Diff
 
 
 @dc.dataclass(frozen=True, repr=False)
-class SpecDiff(PageResult, Diff):
+class SpecDiff(Result, Diff):
     """Two specs compared: `tensors` with a status each, and the fields that differ (`change`)."""
 
     names: tuple[str, str] = ("a", "b")
@@ -23,7 +22,7 @@ class SpecDiff(PageResult, Diff):
     def to_dict(self) -> dict[str, Any]:
         return Diff.to_dict(self)
 
-    def view(self, width: int) -> RenderableType:
+    def view(self, width: int) -> View:
         return diff_view(self, self.names)
 
     def page(self) -> Page:

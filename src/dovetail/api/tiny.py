@@ -15,14 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from dovetail.api.arguments import SpecLike, read_spec
 from dovetail.api.result import Result
 from dovetail.core.fold import declared
 from dovetail.core.limits import CONFIG_BYTES
 from dovetail.disk.untrusted import Directory, exists
+from dovetail.views.blocks import View
 
 if TYPE_CHECKING:
     from dovetail.hf.peaked import Opinion
@@ -57,14 +55,14 @@ class TinyCheckpoint(Result):
             "rounding": None if self.opinion is None else self.opinion.rounding,
         }
 
-    def view(self, width: int) -> RenderableType:
+    def view(self, width: int) -> View:
         lines = [f"{self.directory}: {self.architecture}, {len(self.spec.layers)} layers, {self.parameters:,} parameters"]
         if self.opinion is None:
             lines.append("random weights; it has no logits over a vocabulary")
         else:
             margin, rounding = self.opinion.margin, self.opinion.rounding
             lines.append(f"least margin of the top-1 token {margin:.2g}; bfloat16 moves a logit by at most {rounding:.2g}")
-        return Text("\n".join(lines))
+        return "\n".join(lines)
 
 
 def tiny(

@@ -44,6 +44,7 @@ from dovetail.training.step import DTYPES, computing_in
 from dovetail.training.task import generation_files, read_source
 from dovetail.transformer import Transformer
 from dovetail.views.curve import draw_losses
+from dovetail.views.progress import TrainingProgress
 from dovetail.weights.adapters.attach import Applied, attach, match
 from dovetail.weights.adapters.storage import Base, Fingerprint, fingerprint
 
@@ -105,19 +106,21 @@ class Job:
         """Train, write the model, and return it with its metrics and a sample."""
         task, source, ranks, place, sample = self.task, self.source, self.ranks, self.options.place, self.options.sample
         sampling = Sampling(temperature=sample.temperature, seed=self.options.seed)
-        history = train_loop(
-            self.model,
-            source.batch,
-            self.objective,
-            self.plan,
-            source.held_out,
-            self.interrupted,
-            self.run,
-            ranks,
-            self._samples(sampling),
-            source.where,
-            self._speed(),
-        )
+        with TrainingProgress(self.plan.quiet) as show:
+            history = train_loop(
+                self.model,
+                source.batch,
+                self.objective,
+                self.plan,
+                source.held_out,
+                self.interrupted,
+                self.run,
+                ranks,
+                self._samples(sampling),
+                source.where,
+                self._speed(),
+                show=show,
+            )
         stopped = ranks.any(self.interrupted.received)  # Ctrl-C may have reached one rank alone
         if self.run is not None and place is not None:
             with delaying():

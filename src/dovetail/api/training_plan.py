@@ -5,18 +5,17 @@ from __future__ import annotations
 import dataclasses as dc
 from typing import Any
 
-from rich.console import Group, RenderableType
-
-from dovetail.api.result import PageResult
+from dovetail.api.result import Result
 from dovetail.core.fold import parameters
 from dovetail.planning.report import Findings, layout_data
+from dovetail.views.blocks import View
 from dovetail.views.page import Page
 from dovetail.views.plan import plan_view
 from dovetail.views.plan_page import plan_page
 
 
 @dc.dataclass(frozen=True, repr=False)
-class TrainingPlan(Findings, PageResult):
+class TrainingPlan(Findings, Result):
     """Layouts of a job, fastest first, and those that cannot run."""
 
     @property
@@ -43,8 +42,8 @@ class TrainingPlan(Findings, PageResult):
             "assumptions": self.assumptions,
         }
 
-    def view(self, width: int) -> RenderableType:
-        return Group(*plan_view(self, width))
+    def view(self, width: int) -> View:
+        return list(plan_view(self, width))
 
     def page(self) -> Page:
         return Page(f"dovetail plan {self.name}", plan_page(self))

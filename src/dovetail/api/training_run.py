@@ -6,12 +6,10 @@ import dataclasses as dc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import RenderableType
-
 from dovetail.api.result import INTERRUPTED, Result
 from dovetail.core.fold import parameters
 from dovetail.training.metrics import StepMetrics
-from dovetail.views.console import unwrapped
+from dovetail.views.blocks import View
 
 if TYPE_CHECKING:
     from dovetail.text.tokenizer import Tokenizer
@@ -86,7 +84,7 @@ class TrainingRun(Result):
             data["sample"] = self.sample
         return {**data, "interrupted": self.interrupted}
 
-    def view(self, width: int) -> RenderableType:
+    def view(self, width: int) -> View:
         data = self.to_dict()
         bits = self.held_out_bits_per_byte
         mfu = "" if self.mfu is None else f", MFU {self.mfu:.1%}"
@@ -102,4 +100,4 @@ class TrainingRun(Result):
             lines += ["", f"a sample after {self.prompt!r}:", "", self.prompt + self.sample, ""]
         if self.directory is not None:
             lines.append(f"written to {self.directory}")
-        return unwrapped("\n".join(lines))
+        return "\n".join(lines)

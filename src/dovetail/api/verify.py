@@ -5,33 +5,31 @@ from __future__ import annotations
 import dataclasses as dc
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
-
-from rich.console import RenderableType
 
 from dovetail.api.arguments import silent
 from dovetail.api.options import InFile, RunDtype
 from dovetail.api.record import STEPS
-from dovetail.api.result import PageResult
+from dovetail.api.result import Event, Result, Watch, unwatched
 from dovetail.api.verify_prompt import PromptOptions, first_tokenizer, read_prompt
 from dovetail.core.dtypes import dtype_of
 from dovetail.core.errors import FileError, UsageError
 from dovetail.core.limits import ANSWER_SECONDS
 from dovetail.core.option import Option
 from dovetail.core.option_group import accepts_groups
+from dovetail.views.blocks import View
 from dovetail.views.page import Page
 
 if TYPE_CHECKING:
     import torch
 
-    from dovetail.proof.compare.check import Verdict
+    from dovetail.proof.compare.check import Pass, Verdict
     from dovetail.proof.compare.comparison import Status
     from dovetail.proof.compare.dump import Dump
     from dovetail.proof.compare.opening import SideLike
     from dovetail.proof.compare.prompt import Prompt
-    from dovetail.proof.compare.server import ServerVerdict
+    from dovetail.proof.compare.server import ServerRow, ServerVerdict
     from dovetail.proof.rollouts.verdict import RolloutStatus, RolloutVerdict
 
 OLDER = Option("An earlier checkpoint that may have sampled the rollouts: DIR or hf:DIR; may be given many times.", repeat=True)
@@ -44,7 +42,7 @@ SERVER = ("http://", "https://")
 
 
 @dc.dataclass(frozen=True, repr=False)
-class Verification(PageResult):
+class Verification(Result):
     """The verdict: `status` is equal, rounding, structural or non-finite; of rollouts also sampling or stale."""
 
     verdict: Verdict | ServerVerdict | RolloutVerdict
@@ -68,24 +66,15 @@ class Verification(PageResult):
     def to_dict(self) -> dict[str, Any]:
         return self.verdict.data()
 
-    def view(self, width: int) -> RenderableType:
-        return self._shown()[0]()
+    def view(self, width: int) -> View:
+        from dovetail.views.verification import verdict_view
+
+        return verdict_view(self.verdict, self.every)
 
     def page(self) -> Page:
-        return Page(f"verify: {self.status}", self._shown()[1]())
+        from dovetail.views.verification import verdict_page
 
-    def _shown(self) -> tuple[Callable[[], RenderableType], Callable[[], str]]:
-        """The verdict on a terminal, and the content of its page."""
-        from dovetail.proof.compare.server import ServerVerdict
-        from dovetail.proof.rollouts.verdict import RolloutVerdict
-        from dovetail.views import rollouts as rollouts_view, server_verdict as server_view, verdict as tap_view
-
-        verdict = self.verdict
-        if isinstance(verdict, RolloutVerdict):
-            return partial(rollouts_view.view, verdict), partial(rollouts_view.rollouts_body, verdict)
-        if isinstance(verdict, ServerVerdict):
-            return partial(server_view.view, verdict), partial(server_view.server_body, verdict)
-        return partial(tap_view.view, verdict, every=self.every), partial(tap_view.verdict_body, verdict)
+        return Page(f"verify: {self.status}", verdict_page(self.verdict))
 
 
 @accepts_groups
@@ -123,6 +112,7 @@ def verify(
     why: Annotated[bool, Option("Search for the cause of a difference.")] = True,
     every: Annotated[bool, Option("A line per tap in every layer.")] = False,
     progress: Callable[[str], None] | None = None,
+    watch: Watch = unwatched,
 ) -> Verification:
     """Compare two implementations on the same prompts, tap by tap, in their own dtype and in float64.
 
@@ -135,7 +125,8 @@ def verify(
     name of its model, and `timeout` the seconds that one of its answers may take. `why` searches for the cause of a difference.
 
     With `rollouts`, a file of what a sampler recorded, there is no second side: the gap between its log-probs and those of `a`
-    is explained; `older` are earlier checkpoints that may have sampled it.
+    is explained; `older` are earlier checkpoints that may have sampled it. `progress` is called with a line per step, and
+    `watch` with the result of each pass, or prompt of a server, as soon as it is known.
     """
     from dovetail.proof.compare.check import verify as verify_sides
     from dovetail.proof.compare.dump_check import verify_dump
@@ -143,6 +134,7 @@ def verify(
     from dovetail.proof.compare.server import compare_server
 
     report_step, pairs, prompts = progress or silent, _pairs(map), cast("PromptOptions", prompt)
+    on_pass, on_row = _watching(watch)
     dtype = None if dtype is None else dtype_of(dtype)
     _check_sides(a, b, rollouts, older)
     if rollouts is not None:
@@ -152,17 +144,30 @@ def verify(
     report_step(f"reading {_label(a)} and {_label(b)}")
     if isinstance(b, str) and b.startswith(SERVER):
         read = read_prompt(prompts, tokenizer, side := local(a, pairs))
-        return Verification(
-            compare_server(side, b, read, model=model, tokenizer=tokenizer, seconds=timeout, progress=report_step)
+        verdict = compare_server(
+            side, b, read, model=model, tokenizer=tokenizer, seconds=timeout, progress=report_step, watch=on_row
         )
+        return Verification(verdict)
     if isinstance(b, str) and _recorded(b):
         side = local(a, pairs)
         with _dump(b, lambda: read_prompt(prompts, tokenizer, side), decode, dtype, python, report_step) as dump:
-            return Verification(verify_dump(side, dump, why=why, progress=report_step), every)
+            return Verification(verify_dump(side, dump, why=why, progress=report_step, watch=on_pass), every)
     first, second = pair(a, b, pairs)
     read, longest = read_prompt(prompts, tokenizer, first, second), prompts.longest
-    verdict = verify_sides(first, second, read, dtype=dtype, why=why, decode=decode, longest=longest, progress=report_step)
-    return Verification(verdict, every)
+    compared = verify_sides(
+        first, second, read, dtype=dtype, why=why, decode=decode, longest=longest, progress=report_step, watch=on_pass
+    )
+    return Verification(compared, every)
+
+
+def _watching(watch: Watch) -> tuple[Callable[[Pass], None], Callable[[int, ServerRow], None]]:
+    """Return what is called with each pass over two sides, and with each prompt of a server."""
+    from dovetail.views.verification import pass_line, row_line
+
+    return (
+        lambda one: watch(Event("pass", one.data(), pass_line(one))),
+        lambda number, row: watch(Event("prompt", {"prompt": number, **row.data()}, row_line(number, row))),
+    )
 
 
 def _check_sides(a: SideLike, b: SideLike | None, rollouts: object, older: object) -> None:

@@ -14,12 +14,16 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dovetail.api.options import OutFile, Spec
 from dovetail.cli.verbs import VERBS, Verb
+from dovetail.core.errors import UsageError
 from dovetail.core.option import Option, Parameter, declared, parameters
 from dovetail.disk.atomic import check_free
+
+if TYPE_CHECKING:
+    from dovetail.cli.printing import Printer
 
 Options = dict[str, Any]
 UNDERSCORES = str.maketrans(" -", "__")
@@ -29,6 +33,7 @@ LOAD = Option(
     repeat=True,
 )
 FORCE = Option("Replace an existing file.")
+JSONL = Option("Print one JSON object per line: each result as soon as it is known, and at the end the object of --json.")
 
 
 @dc.dataclass(frozen=True)
@@ -62,18 +67,26 @@ class Command:
         ours = {name for function in self.functions for name in declared(function)}
         if self.module is None:
             return self._call({name: value for name, value in given.items() if name in ours}, values)
+        if self.verb.streams:
+            values["printer"] = self._printer(values)
         own = {name: values[name] for name in parameters(self.module.run) if name in values}
         return self.module.run({name: value for name, value in given.items() if name in ours - own.keys()}, **own) or 0
 
     def _call(self, options: Options, values: Options) -> int:
         """Call the function, write the page and print the result."""
-        from dovetail.cli.printing import print_result, write_page
-
         (function,) = self.functions
-        result = call(function, options)
-        if self.verb.page:
-            write_page(values["html"], result, values["force"])
-        return print_result(result, values["json"])
+        printer = self._printer(values)
+        if self.verb.streams:
+            options["watch"] = printer.event
+        return printer.end(call(function, options))
+
+    def _printer(self, values: Options) -> Printer:
+        """Return what prints the result as the options say."""
+        from dovetail.cli.printing import Printer
+
+        if values["json"] and values.get("jsonl"):
+            raise UsageError("--json, --jsonl: choose one")
+        return Printer(values["json"], values.get("jsonl", False), values.get("html"), values.get("force", False))
 
 
 def command_of(name: str) -> Command:
@@ -90,6 +103,8 @@ def command_of(name: str) -> Command:
             options[option] = parameter._replace(default=None)
     options |= {} if module is None else declared(module.run)
     options.setdefault("json", Parameter("json", bool, Option(verb.json), False))
+    if verb.streams:
+        options["jsonl"] = Parameter("jsonl", bool, JSONL, False)
     if verb.page:
         options["html"] = Parameter("html", Path | None, OutFile(verb.page), None)
         options["force"] = Parameter("force", bool, FORCE, False)
@@ -103,8 +118,8 @@ def call(function: Callable[..., Any], options: Options) -> Any:
     """Call a function with options by name; its progress is shown where it reports any."""
     known, options = parameters(function), dict(options)
     with contextlib.ExitStack() as stack:
-        if "watch" in known:
-            from dovetail.cli.loading import shown_loading
+        if "watch" in known and "watch" not in options:
+            from dovetail.cli.printing import shown_loading
 
             directory = Path(options[next(iter(known))])
             options["watch"] = stack.enter_context(shown_loading(directory.name))

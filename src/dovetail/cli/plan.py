@@ -2,32 +2,28 @@
 or, with --serve, the serving of it: sequences that fit, requests per second, and the GPUs that some users need.
 
 Memory and bytes come from the training step itself, run as one rank of the job on a process group that exchanges nothing, with
-tensors that have no values. Time is a roofline on the figures of a device. -o writes a page with a picture of the layout.
+tensors that have no values. Time is a roofline on the figures of a device. --html writes a page with a picture of the layout.
 
     dovetail plan llama-3-70b --gpus 1024 --device h100 --length 8192 --tokens 15T --price 2.5
-    dovetail plan llama-3-405b --gpus 16384 --tensor 8 --pipeline 16 --batch 2048 -o plan.html
+    dovetail plan llama-3-405b --gpus 16384 --tensor 8 --pipeline 16 --batch 2048 --html plan.html
     dovetail plan llama-3-70b --serve --device h100 --prompt 1024 --answer 256 --users 1M --price 2.5
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
-from dovetail.api.options import OutFile
-from dovetail.cli.command import FORCE, Options
-from dovetail.cli.output import print_note
-from dovetail.cli.printing import print_result, write_page
+from dovetail.cli.command import Options
+from dovetail.cli.printing import Printer
 from dovetail.core.errors import UsageError
 from dovetail.core.option import Option, declared
+from dovetail.views.progress import step_bar
 
 
 def run(
     given: Options,
-    json: bool,
+    printer: Printer,
     serve: Annotated[bool, Option("Plan the serving of the model.")] = False,
-    out: Annotated[Path | None, OutFile("Also write an HTML page with a picture of the layout.", short="-o")] = None,
-    force: Annotated[bool, FORCE] = False,
 ) -> int:
     """Print the plan; exit with 1 where no layout fits."""
     from dovetail.api.plan import plan
@@ -37,11 +33,9 @@ def run(
         remedy = "leave it out, or --serve" if serve else "also give --serve"
         raise UsageError(f"--{other}: is a flag of plans for {'training' if serve else 'serving'}; {remedy}")
     if serve:
-        if out is not None:
-            raise UsageError("--out: a plan for serving has no page; leave it out")
-        return print_result(plan_serving(**given), json)
+        return printer.end(plan_serving(**given))
     if "gpus" not in given:
         raise UsageError("--gpus: give the number of GPUs to train on, or --serve")
-    result = plan(**given, progress=print_note)
-    write_page(out, result, force)
-    return print_result(result, json)
+    with step_bar("plan") as move:
+        result = plan(**given, progress=move, watch=printer.event)
+    return printer.end(result)

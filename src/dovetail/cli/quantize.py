@@ -11,16 +11,14 @@ large activations finer steps. With --text the perplexity is measured on the las
 
 from __future__ import annotations
 
-from rich.progress import MofNCompleteColumn, TimeElapsedColumn
-
-from dovetail.cli.bar import delayed_bar
 from dovetail.cli.command import Options, call
 from dovetail.cli.printing import print_result
+from dovetail.views.progress import delayed_bar
 
 
 def run(given: Options, json: bool) -> int:
     """Load, quantize, write, print."""
     from dovetail.api.quantize import quantize
 
-    with delayed_bar("{task.description}", "calibrating", MofNCompleteColumn(), TimeElapsedColumn()) as on_step:
+    with delayed_bar("{task.description}", "calibrating", counts=True) as on_step:
         return print_result(call(quantize, {**given, "on_step": on_step}), json)

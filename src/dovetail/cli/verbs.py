@@ -12,6 +12,7 @@ class Verb(NamedTuple):
     functions: tuple[str, ...] | None = None  # of the api room, if they are not called like the verb
     json: str = "Print one JSON object."  # the help of --json
     page: str = ""  # the help of --html, which writes the result as a page
+    streams: bool = False  # whether results are printed when they are known, with --jsonl as JSON
     loads: bool = True  # whether --load registers parts: the verb reads a spec
     out: str = ""  # what is written without --out: a path, in which {} is that of the model
 
@@ -24,8 +25,8 @@ VERBS = {
     "graft": Verb("change the spec of a trained model and carry its weights over", out="{}-grafted"),
     "quantize": Verb("store the matrices of a model in fewer bits", out="{}-quantized"),
     "merge": Verb("merge adapters into the weights of a model", out="{}-merged"),
-    "laws": Verb("run the laws (property tests) on parts, a spec or a model of another library"),
-    "verify": Verb("find where two implementations of a model diverge, and why"),
+    "laws": Verb("run the laws (property tests) on parts, a spec or a model of another library", streams=True),
+    "verify": Verb("find where two implementations of a model diverge, and why", page="Also write an HTML page.", streams=True),
     "record": Verb("record the activations of a model inside another engine, for verify"),
     "data build": Verb("turn text, JSON Lines and Parquet into token shards", functions=("build_data",), loads=False),
     "data show": Verb(
@@ -36,10 +37,12 @@ VERBS = {
     "plan": Verb(
         "plan training on many GPUs: layouts that fit, memory, traffic, time and cost",
         functions=("plan", "plan_serving"),
+        page="Also write an HTML page, with a picture of the layout.",
+        streams=True,
     ),
     "train": Verb("train a model on text or token shards, in a run that resumes"),
     "tune": Verb("tune a model on chats, preferences or rewards, in a run that resumes"),
-    "runs": Verb("list, compare and plot training runs"),
+    "runs": Verb("list, compare and plot training runs", page="Also write an HTML page.", streams=True),
     "generate": Verb("generate text from a prompt"),
     "chat": Verb("talk with a model in the terminal"),
     "serve": Verb("serve a model by OpenAI's HTTP routes", functions=("serve", "serve_vllm")),

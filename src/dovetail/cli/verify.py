@@ -20,42 +20,15 @@ Exit code 0: the same function. 1: two functions, or NaN or infinity. Other code
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from dovetail.api.options import OutFile
-from dovetail.cli.command import FORCE, Options
-from dovetail.cli.output import SafeConsole
-from dovetail.cli.printing import print_result, write_page
-
-if TYPE_CHECKING:
-    from dovetail.proof.compare.comparison import Progress
+from dovetail.cli.command import Options
+from dovetail.cli.printing import Printer
+from dovetail.views.progress import step_bar
 
 
-def run(
-    given: Options,
-    json: bool,
-    html: Annotated[Path | None, OutFile("Also write an HTML page.")] = None,
-    force: Annotated[bool, FORCE] = False,
-) -> int:
+def run(given: Options, printer: Printer) -> int:
     """Compare, and print the verdict."""
     from dovetail.api.verify import verify
 
-    with shown_progress() as progress:
-        result = verify(**given, progress=progress)
-    write_page(html, result, force)
-    return print_result(result, json)
-
-
-@contextmanager
-def shown_progress() -> Iterator[Progress]:
-    """Yield a function progress(line): the current step and its time, on stderr."""
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), TextColumn("verify {task.description}", markup=False), TimeElapsedColumn())
-    with Progress(*columns, console=SafeConsole(file=sys.stderr), transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda line: bar.update(task, description=line)
+    with step_bar("verify") as move:
+        result = verify(**given, progress=move, watch=printer.event)
+    return printer.end(result)

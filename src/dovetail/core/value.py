@@ -72,7 +72,7 @@ def fits(value: Any, hint: Any) -> bool:
     """Whether a value has the type of an annotation."""
     kind, inner = get_origin(hint), get_args(hint)
     if kind in (typing.Union, types.UnionType):
-        other = bool(alternatives(hint)) and Unresolved in inner and not isinstance(value, PLAIN)
+        other = bool(alternatives(hint)) and Unresolved in inner and type(value) not in PLAIN
         return other or any(fits(value, one) for one in inner if one is not Unresolved or not alternatives(hint))
     if kind is Annotated:
         return fits(value, inner[0])

@@ -60,6 +60,12 @@ def check_free(path: str | Path, force: bool, remedy: str = "choose another path
         raise FileError(f"{path}: exists already; {'choose another path' if force else remedy}")
 
 
+def write_new(path: Path, text: str, force: bool) -> None:
+    """Write a text file; an existing one is replaced only if `force`."""
+    check_free(path, force)
+    write_atomically(path, text)
+
+
 def check_writable(path: str | Path) -> None:
     """Raise FileError unless a file or directory can be created at this path; nothing is left there."""
     try:

@@ -165,9 +165,11 @@ def _settings(job: Job, layout: Layout) -> Iterator[Setting]:
                 yield Setting(rows, job.length, share // rows, job.precision, recompute, job.optimizer)
 
 
-def search(job: Job, top: int, progress: Callable[[str], None]) -> tuple[list[Planned], list[Refused], int]:
+def search(
+    job: Job, top: int, progress: Callable[[str], None], watch: Callable[[Planned], None]
+) -> tuple[list[Planned], list[Refused], int]:
     """Trace the best candidates until `top` of them fit; return those that were traced, fastest first, the layouts that cannot
-    run, and how many candidates were not traced."""
+    run, and how many candidates were not traced. `watch` is called with each when it is traced."""
     ranked, refused = candidates(job)
     planned: list[Planned] = []
     queue = list(ranked)
@@ -176,6 +178,7 @@ def search(job: Job, top: int, progress: Callable[[str], None]) -> tuple[list[Pl
         one = queue.pop(0)
         progress(f"tracing {one.layout}")
         planned.append(plan_layout(job, one.layout, one.setting))
+        watch(planned[-1])
         tried += 1
         thriftier = _thriftier(job, one)
         if not planned[-1].fits and thriftier is not None:

@@ -29,7 +29,7 @@ from dovetail.core.module import evaluating
 from dovetail.core.termination import delaying
 from dovetail.data.corpus import Batch
 from dovetail.model import ModelModule
-from dovetail.training.metrics import Progress, Speed, StepMetrics
+from dovetail.training.metrics import Speed, StepMetrics
 from dovetail.training.objective import Objective
 from dovetail.training.plan import Plan
 from dovetail.training.ranks import Ranks
@@ -69,12 +69,13 @@ def train(
     samples: Samples | None = None,
     where: Callable[[int], str] | None = None,
     speed: Speed | None = None,
+    show: Callable[[StepMetrics, float], None] | None = None,
 ) -> list[StepMetrics]:
     """Train the model in place and return the metrics of each step. The run ends early, with an eval, after a step in which
     `stop()` is true on some rank. A `recorder` keeps the run, and resumes it; `samples` are generated at evals. With a moving
     average the model has it at the end. With several `ranks`, every one of them calls this with its shard of the model and its
     rows of each batch. `where` names the place of a step's batch in the data, for errors. With a `speed`, metrics have the
-    model FLOPs utilization.
+    model FLOPs utilization. `show` is called with the metrics of each step and the fraction of the run that is over.
 
     Raises Diverged where a loss or a gradient norm is not finite (no weight changes in that step), and at each eval where a
     weight or the held-out loss is not finite: no such model is saved or returned.
@@ -94,43 +95,41 @@ def train(
     tokens, before = (history[-1].tokens, history[-1].seconds) if history else (0, 0.0)
     start = after_first = time.monotonic()
     pace = _Pace(plan, first, start, trainer.ranks)
-    with Progress(plan.quiet) as show:
-        for step in itertools.count(first):
-            if step and plan.done(step) >= 1:  # a run that was complete
-                break
-            lr, begin = plan.lr(step), time.monotonic()
-            status.at("data", step + 1)
-            stragglers.begin()
-            batch = batches(step)
-            found = trainer.step(batch, step, lr, lambda: (stop(), recorder is not None and recorder.due()))
-            stopped, due = found.flags
-            tokens, now = tokens + found.tokens, time.monotonic()
-            mfu = None if speed is None else speed.mfu(found.tokens, now - begin)
-            after_first = now if step == first else after_first
-            plan = pace.plan(plan, step + 1, now - after_first)
-            last = stopped or plan.done(step + 1) >= 1
-            is_eval = int(plan.done(step + 1) * plan.evals) > int(plan.done(step) * plan.evals) or last
-            if is_eval:
-                status.at("eval", step + 1)
-            with delaying() if stopped else nullcontext():  # the checkpoint of a run that a signal ends begins here
-                held_out = _eval(trainer, validation, step, now + LAST_EVAL if stopped else None) if is_eval else {}
-            figures = {"grad_norm": found.grad_norm, "mfu": mfu, "imbalance": stragglers.imbalance}
-            metrics = StepMetrics(
-                step + 1, found.loss, lr, tokens, before + now - start, **figures, train_metrics=batch.figures
-            )
-            if (slow := stragglers.changed(step + 1)) and trainer.ranks.first:
-                warnings.warn(slow, stacklevel=2)
-            if held_out:
-                metrics = dc.replace(metrics, val_loss=held_out.pop("loss"), val_metrics=held_out)
-            history.append(metrics)
+    for step in itertools.count(first):
+        if step and plan.done(step) >= 1:  # a run that was complete
+            break
+        lr, begin = plan.lr(step), time.monotonic()
+        status.at("data", step + 1)
+        stragglers.begin()
+        batch = batches(step)
+        found = trainer.step(batch, step, lr, lambda: (stop(), recorder is not None and recorder.due()))
+        stopped, due = found.flags
+        tokens, now = tokens + found.tokens, time.monotonic()
+        mfu = None if speed is None else speed.mfu(found.tokens, now - begin)
+        after_first = now if step == first else after_first
+        plan = pace.plan(plan, step + 1, now - after_first)
+        last = stopped or plan.done(step + 1) >= 1
+        is_eval = int(plan.done(step + 1) * plan.evals) > int(plan.done(step) * plan.evals) or last
+        if is_eval:
+            status.at("eval", step + 1)
+        with delaying() if stopped else nullcontext():  # the checkpoint of a run that a signal ends begins here
+            held_out = _eval(trainer, validation, step, now + LAST_EVAL if stopped else None) if is_eval else {}
+        figures = {"grad_norm": found.grad_norm, "mfu": mfu, "imbalance": stragglers.imbalance}
+        metrics = StepMetrics(step + 1, found.loss, lr, tokens, before + now - start, **figures, train_metrics=batch.figures)
+        if (slow := stragglers.changed(step + 1)) and trainer.ranks.first:
+            warnings.warn(slow, stacklevel=2)
+        if held_out:
+            metrics = dc.replace(metrics, val_loss=held_out.pop("loss"), val_metrics=held_out)
+        history.append(metrics)
+        if show is not None:
             show(metrics, plan.done(step + 1))
-            if samples is not None:
-                samples.take(trainer, history)
-            if recorder is not None:
-                status.at("record", step + 1)
-                recorder.record(trainer, plan, metrics, due, last)
-            if last:
-                break
+        if samples is not None:
+            samples.take(trainer, history)
+        if recorder is not None:
+            status.at("record", step + 1)
+            recorder.record(trainer, plan, metrics, due, last)
+        if last:
+            break
     trainer.take_average()
     return history
 

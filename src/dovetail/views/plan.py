@@ -12,6 +12,7 @@ from rich.text import Text
 from dovetail.core.fold import parameters
 from dovetail.core.units import count, flops, size
 from dovetail.planning.report import HOUR, Findings, Outlook, bubble_of
+from dovetail.planning.search import Job, Planned
 from dovetail.views.console import plain_table
 
 SHOWN = 6  # reasons of refusal
@@ -108,11 +109,24 @@ def layout_table(plan: Findings) -> Table:
 def layout_rows(plan: Findings) -> Iterator[tuple[str, ...]]:
     """Yield the traced layouts by COLUMNS."""
     for one, found in zip(plan.layouts, plan.outlooks, strict=True):
-        days = "–" if found.days is None else f"{found.days:,.1f}"
-        numbers = size(one.memory.peak), f"{one.seconds.total:.3g} s", f"{found.mfu:.1%}", days
-        limit = one.limit if one.fits else f"memory: {size(int(plan.job.device.usable))} are usable"
-        setting = f"{one.setting.micro_batches} × {one.setting.rows}", one.setting.recompute, limit
-        yield str(one.layout), "yes" if one.fits else "no", *numbers, *setting
+        yield _layout_cells(plan.job, one, found)
+
+
+def layout_line(job: Job, one: Planned, found: Outlook) -> Text:
+    """One layout in a line, which is printed when it is traced."""
+    layout, _, *cells = _layout_cells(job, one, found)
+    mark = ("✓ ", "green") if one.fits else ("✗ ", "yellow")
+    pairs = zip(COLUMNS[2:], cells, strict=True)
+    return Text.assemble(mark, (layout, "bold"), ": " + ", ".join(f"{name} {cell}" for name, cell in pairs if cell != "–"))
+
+
+def _layout_cells(job: Job, one: Planned, found: Outlook) -> tuple[str, ...]:
+    """A row of the table of layouts, by COLUMNS."""
+    days = "–" if found.days is None else f"{found.days:,.1f}"
+    numbers = size(one.memory.peak), f"{one.seconds.total:.3g} s", f"{found.mfu:.1%}", days
+    limit = one.limit if one.fits else f"memory: {size(int(job.device.usable))} are usable"
+    setting = f"{one.setting.micro_batches} × {one.setting.rows}", one.setting.recompute, limit
+    return str(one.layout), "yes" if one.fits else "no", *numbers, *setting
 
 
 def _refusals(plan: Findings) -> Iterator[RenderableType]:

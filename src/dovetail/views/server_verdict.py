@@ -25,6 +25,13 @@ def _cells(i: int, row: ServerRow) -> tuple[str, ...]:
     return str(i), str(row.ours), theirs, gap, f"{row.allowed:.4f}"
 
 
+def row_line(number: int, row: ServerRow) -> Text:
+    """One prompt in a line, which is printed when it is known."""
+    mark = ("✗ ", "red") if row.differs else ("✓ ", "green")
+    pairs = zip(COLUMNS, _cells(number, row), strict=True)
+    return Text.assemble(mark, ", ".join(f"{name} {cell}" for name, cell in pairs))
+
+
 def view(verdict: ServerVerdict) -> Group:
     """The verdict on a terminal."""
     table = plain_table(*COLUMNS, "", right=COLUMNS, header=True)

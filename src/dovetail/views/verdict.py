@@ -6,7 +6,7 @@ Each layer is one line; the layer in which the sides diverge has a line per tap.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isfinite, log10
 
 from rich.console import Group
@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dovetail.core.errors import printable
-from dovetail.proof.compare.check import Verdict
+from dovetail.proof.compare.check import Pass, Verdict
 from dovetail.proof.compare.comparison import Tap, short
 from dovetail.proof.compare.match import layer_of
 from dovetail.proof.compare.piece import OTHER_WEIGHTS
@@ -120,6 +120,20 @@ def _row(table: Table, name: str, tap: Tap, first: bool, dim: bool) -> None:
         Text(f"{MARKS[tap.status]} {bar(gap)}", f"dim {color}" if dim else color),
         Text(note, style),
     )
+
+
+def pass_line(one: Pass) -> Text:
+    """One pass in a line, which is printed when it is known: its largest gaps, in its dtype and in float64."""
+    taps = one.comparison.taps
+    status = one.comparison.status
+    gaps = ", ".join(f"{number(max((gap(tap) for tap in taps), default=0.0))} in {name}" for name, gap in _gaps(one).items())
+    size = f"{one.prompt.batch} × {one.prompt.n} tokens, {len(taps)} taps"
+    return Text.assemble((f"{MARKS[status]} ", COLORS[status]), f"{one.name}: {size}; the largest gap is {gaps}")
+
+
+def _gaps(one: Pass) -> dict[str, Callable[[Tap], float]]:
+    coarse = "/".join(dict.fromkeys(short(dtype) for dtype in one.comparison.dtypes))
+    return {coarse: lambda tap: tap.gap, "float64": lambda tap: tap.exact}
 
 
 def sentences(verdict: Verdict) -> list[Text]:

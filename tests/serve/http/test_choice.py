@@ -41,8 +41,10 @@ def test_a_stop_string_is_looked_for_behind_the_fewest_tokens(texts: list[str], 
         last = token == len(texts) - 1
         piece = choice.push(Output(id="1", tokens=(token,), finish="length" if last else None))
         shown += "" if piece is None else piece.text
-    free, rest = "".join(texts[:fewest]), "".join(texts[fewest:])
-    places = [rest.find(stop) for stop in stops if stop in rest]
+    free, rest, places = "".join(texts[:fewest]), "", list[int]()
+    for text in texts[fewest:]:  # the first that is complete ends the answer, though a longer one may begin before it
+        rest += text
+        places = places or [rest.find(stop) for stop in stops if stop in rest]
     assert shown == free + rest[: min(places, default=len(rest))]
     assert choice.finish == ("stop" if places else "length")
 

@@ -16,6 +16,7 @@ The first pass that fails decides the verdict, and later ones are not run.
 from __future__ import annotations
 
 import dataclasses as dc
+from collections.abc import Callable
 from math import isfinite
 from typing import Any
 
@@ -55,6 +56,17 @@ class Pass:
     comparison: SideComparison
     across: bool = True  # False: a side against itself, or two decoded runs; no cause is searched
 
+    def data(self) -> dict[str, Any]:
+        """The pass as JSON data; a number that is not finite is null."""
+        taps = [{**finite(dc.asdict(tap)), "state": tap.status} for tap in self.comparison.taps]
+        return {
+            "pass": self.name,
+            "prompts": self.prompt.batch,
+            "tokens": self.prompt.n,
+            "verdict": self.comparison.status,
+            "taps": taps,
+        }
+
 
 @dc.dataclass
 class Verdict:
@@ -71,6 +83,12 @@ class Verdict:
     not_tested: list[str] = dc.field(default_factory=list)
     notes: list[str] = dc.field(default_factory=list)
     recorded: str = ""  # the engine that recorded B, where B is a dump
+    watch: Callable[[Pass], None] = dc.field(default=lambda one: None, repr=False)  # called with each pass when it is known
+
+    def add(self, one: Pass) -> None:
+        """Add a pass."""
+        self.passes.append(one)
+        self.watch(one)
 
     @property
     def deciding(self) -> Pass:
@@ -117,16 +135,13 @@ class Verdict:
             "a": self.a,
             "b": self.b,
             "dtypes": [short(dtype) for dtype in self.comparison.dtypes],
-            "prompts": self.deciding.prompt.batch,
-            "tokens": self.deciding.prompt.n,
+            **self.deciding.data(),
             "verdict": self.status,
-            "pass": self.deciding.name,
             "first": None if self.first is None else self.first.address,
             "layer": self.layer,
             "cause": None if self.cause is None else dc.asdict(self.cause),
             "weights": [finite(one._asdict()) for one in self.weights],
             "non_finite_weights": self.nonfinite,
-            "taps": [{**finite(dc.asdict(tap)), "state": tap.status} for tap in self.comparison.taps],
             "not_compared": self.comparison.missing,
             "passes": {one.name: one.comparison.status for one in self.passes},
             "tested": tested,
@@ -151,9 +166,10 @@ def verify(
     decode: bool = True,
     longest: int = LONGEST,
     progress: Progress = lambda line: None,
+    watch: Callable[[Pass], None] = lambda one: None,
 ) -> Verdict:
     """Compare two sides; where they are two functions, search for the cause. `longest` bounds the long prompt; 0: none."""
-    verdict = Verdict(a.label, b.label)
+    verdict = Verdict(a.label, b.label, watch=watch)
     for letter, side in (("A", a), ("B", b)):
         verdict.nonfinite += [f"{letter}: {name}" for name in nonfinite_weights(side)]
         gap = train_mode_gap(side, prompt)
@@ -161,7 +177,7 @@ def verify(
             text = f"{letter} was handed over in train mode, where dropout changes its output by {gap:.1e}"
             verdict.notes.append(f"{text}; it is compared in eval mode")
     forward = Pass("forward", prompt, compare_sides(a, b, prompt, dtype=dtype, progress=progress))
-    verdict.passes.append(forward)
+    verdict.add(forward)
     verdict.tested.append(f"{prompt.batch} × {prompt.n} tokens at {len(forward.comparison.taps)} taps")
     if len(forward.comparison.taps) == 1:
         verdict.notes.append("only the outputs could be compared; --map THEIRS=OURS pairs modules by name")
@@ -218,11 +234,11 @@ def _decode(verdict: Verdict, a: Side, b: Side, forward: Pass, progress: Progres
             whole = (comparison.exact[i], comparison.own[i])
             pairs = ((recordings[0], whole[0]), (recordings[1], whole[1]))
             dtypes = (comparison.dtypes[i], comparison.dtypes[i])
-            verdict.passes.append(Pass(f"decode {letter}", prompt, compare_recordings(*pairs, prompt, dtypes), across=False))
+            verdict.add(Pass(f"decode {letter}", prompt, compare_recordings(*pairs, prompt, dtypes), across=False))
     if len(decoded) == 2:
         pairs = [(decoded["A"][k], decoded["B"][k]) for k in range(2)]
         across = compare_recordings(pairs[0], pairs[1], prompt, comparison.dtypes)
-        verdict.passes.append(Pass("decode A and B", prompt, across, across=False))
+        verdict.add(Pass("decode A and B", prompt, across, across=False))
     if decoded:
         prefill = max(1, prompt.n - STEPS)
         verdict.tested.append(f"decoding of {' and '.join(decoded)} with a cache ({prefill} + {prompt.n - prefill} × 1 tokens)")
@@ -248,7 +264,7 @@ def _long(
     one = random_prompt(spec, rows=1, length=length.tokens, avoid=padding_token(a, b))
     progress(f"{length.tokens} tokens")
     comparison = compare_sides(a, b, one, dtype=dtype, layers_only=True, progress=progress)
-    verdict.passes.append(Pass("long prompt", one, comparison))
+    verdict.add(Pass("long prompt", one, comparison))
     verdict.tested.append(f"1 × {length.tokens} tokens layer by layer")
 
 

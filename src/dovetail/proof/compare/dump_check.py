@@ -12,7 +12,7 @@ Tokens that the engine computed one by one, from its cache, are a pass of their 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -68,9 +68,16 @@ def groups_of(dump: Dump, vocab: int | None) -> list[Group]:
     return groups
 
 
-def verify_dump(side: Side, dump: Dump, *, why: bool = True, progress: Progress = lambda line: None) -> Verdict:
+def verify_dump(
+    side: Side,
+    dump: Dump,
+    *,
+    why: bool = True,
+    progress: Progress = lambda line: None,
+    watch: Callable[[Pass], None] = lambda one: None,
+) -> Verdict:
     """Compare a side with a dump; where they are two functions, search for the cause."""
-    verdict = Verdict(side.label, dump.label, recorded=dump.engine or "another engine")
+    verdict = Verdict(side.label, dump.label, recorded=dump.engine or "another engine", watch=watch)
     verdict.nonfinite = [f"A: {name}" for name in nonfinite_weights(side)]
     verdict.notes += [f"positions in the dump: {sentence}" for sentence in dump.shifted()[:3]]
     sources: Sources | None = None
@@ -83,7 +90,7 @@ def verify_dump(side: Side, dump: Dump, *, why: bool = True, progress: Progress 
                 raise FileError(f"{dump.label}: none of its {len(dump.names())} tensors is an activation of {side.label}")
         theirs = _dumped(dump, sources, group, recordings[0])
         for pass_ in _passes(dump, recordings, theirs, group):
-            verdict.passes.append(pass_)
+            verdict.add(pass_)
             counts[pass_.name == "decode B"] += pass_.prompt.batch * pass_.prompt.n
     verdict.passes.sort(key=lambda one: one.name == "decode B")
     verdict.tested.append(f"{counts[0]:,} tokens at {len(verdict.passes[0].comparison.taps)} taps")

@@ -13,6 +13,7 @@ Answers are bounded in bytes and in total time, and redirects are not followed (
 from __future__ import annotations
 
 import dataclasses as dc
+from collections.abc import Callable
 from math import inf, isfinite
 from typing import Any
 
@@ -50,6 +51,10 @@ class ServerRow:
         """Whether the difference is more than rounding."""
         return self.nonfinite or not self.gap <= self.allowed or (self.ours != self.theirs and not self.close)
 
+    def data(self) -> dict[str, Any]:
+        """The row as JSON data; a gap that is not finite is null."""
+        return {**dc.asdict(self), "gap": self.gap if isfinite(self.gap) else None, "apart": self.differs}
+
 
 @dc.dataclass(frozen=True)
 class ServerVerdict:
@@ -82,7 +87,7 @@ class ServerVerdict:
 
     def data(self) -> dict[str, Any]:
         """The verdict as JSON data; a number that is not finite is null."""
-        rows = [{**dc.asdict(row), "gap": row.gap if isfinite(row.gap) else None, "apart": row.differs} for row in self.rows]
+        rows = [row.data() for row in self.rows]
         sides = {"a": self.a, "b": self.b, "verdict": self.status, "prompts": len(rows), "tokens": self.tokens}
         return {**sides, "tested": self.tested(), "not_tested": self.not_tested(), "rows": rows}
 
@@ -96,6 +101,7 @@ def compare_server(
     tokenizer: Tokenizer | None = None,
     seconds: float = ANSWER_SECONDS,
     progress: Progress = lambda line: None,
+    watch: Callable[[int, ServerRow], None] = lambda number, row: None,
 ) -> ServerVerdict:
     """Ask the server for the first token after each prompt, and compare its log-probs with the first side's."""
     progress(f"{a.label}, float64")
@@ -106,6 +112,7 @@ def compare_server(
     for i, ids in enumerate(prompt.inputs.tolist()):
         progress(f"{url}, prompt {i + 1} of {prompt.batch}")
         rows.append(compare_row(exact[i], coarse[i], ask(url, ids, model, seconds), tokenizer))
+        watch(i, rows[-1])
     return ServerVerdict(a.label, url, prompt.n, rows)
 
 

@@ -6,9 +6,12 @@ import dataclasses as dc
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 from dovetail.core.errors import UsageError, printable
 from dovetail.core.limits import ADDRESS_CONNECTIONS
+from dovetail.core.option import Option
+from dovetail.core.option_group import OptionGroup
 from dovetail.text.tool_calls.parser import parser_named
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -17,7 +20,32 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"  # of an adapter
 
 
 @dc.dataclass(frozen=True, kw_only=True)
-class Options:
+class HttpOptions(OptionGroup):
+    """How a server answers, beside its engine."""
+
+    metrics_prefix: Annotated[
+        str, Option("The prefix of the names in /metrics; vllm gives those that its dashboards read.")
+    ] = "dovetail"
+    tool_parser: Annotated[
+        str | None,
+        Option("The format of tool calls: hermes or llama3; by default the one whose markers the chat template has."),
+    ] = None
+    drain_seconds: Annotated[float, Option("The seconds in which requests may finish after SIGTERM.", low=0.0, high=3600.0)] = (
+        30.0
+    )
+    address_connections: Annotated[
+        int,
+        Option(
+            "Connections that one address may have open; raise it behind a proxy, whose clients share its address.",
+            low=1,
+            high=65536,
+        ),
+    ] = ADDRESS_CONNECTIONS
+    log_prompts: Annotated[bool, Option("Write the text of prompts to the log.")] = False
+
+
+@dc.dataclass(frozen=True, kw_only=True)
+class Options(HttpOptions):
     """What a server is started with."""
 
     models: Mapping[str, str | None]  # name in requests -> adapter of the engine; None: the model itself. The first is default
@@ -25,13 +53,8 @@ class Options:
     keys: tuple[str, ...] = ()  # API keys; without any, whoever reaches the port may ask
     hosts: tuple[str, ...] = ()  # names beside LOCAL that a Host header may have; "*" allows all
     origins: tuple[str, ...] = ()  # origins beside the server's own that a browser may send requests from
-    metrics_prefix: str = "dovetail"  # "vllm": the names that vLLM's dashboards read
     adapter_root: Path | None = None  # the directory whose adapters administrators may load
     admin_keys: tuple[str, ...] = ()  # API keys of administrators
-    tool_parser: str | None = None  # the format of tool calls; None: that of the chat template
-    drain_seconds: float = 30.0  # in which requests may finish after SIGTERM
-    address_connections: int = ADDRESS_CONNECTIONS  # that one address may have open
-    log_prompts: bool = False  # whether the log has the text of prompts
 
     def __post_init__(self) -> None:
         if not self.models:

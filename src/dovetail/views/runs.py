@@ -1,0 +1,77 @@
+"""Training runs: a row each, their losses over each other, and what differs between the first and the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dovetail.core.units import count
+from dovetail.views.blocks import TextTable, View
+from dovetail.views.curve import smoothed
+from dovetail.views.page import body
+from dovetail.views.plot import Curve, draw_terminal
+
+if TYPE_CHECKING:
+    from dovetail.training.metrics import StepMetrics
+
+NUMBERS = ("parameters", "tokens", "loss", "held-out", "bits/byte")
+COLUMNS = ("", "run", "layers", *NUMBERS, "state")
+WIDTHS = (6, 10, 15, 6, 8, 9)  # of the columns from `layers` on, of rows that are printed one at a time
+LOSSES = ("loss", "held_out_loss", "bits_per_byte")
+LETTERS = "abcdefgh"
+CANVAS = (600, 180)  # units of the picture of the losses
+HUES = (215, 30, 140, 300, 185, 0, 55, 260)  # of the lines, in degrees
+
+
+def run_table(runs: Sequence[Mapping[str, Any]]) -> TextTable:
+    """The table of runs, as `to_dict` has them; each has a letter if all are drawn."""
+    lettered = len(runs) <= len(LETTERS)
+    return TextTable(COLUMNS, [_cells(i if lettered else None, run) for i, run in enumerate(runs)], right=NUMBERS)
+
+
+def run_row(number: int | None, run: Mapping[str, Any], width: int, header: bool) -> TextTable:
+    """A row of the table, that is printed when it is known; `width` is that of the longest name."""
+    return TextTable(COLUMNS, [_cells(number, run)], right=NUMBERS, header=header, widths=(1, width, *WIDTHS))
+
+
+def _cells(number: int | None, run: Mapping[str, Any]) -> tuple[str, ...]:
+    losses = ("–" if run[key] is None else f"{run[key]:.3f}" for key in LOSSES)
+    letter = "" if number is None else LETTERS[number]
+    return letter, run["run"], str(run["layers"]), count(run["parameters"]), f"{run['tokens']:,}", *losses, run["state"]
+
+
+def run_curves(histories: Sequence[Sequence[StepMetrics]], width: int) -> Iterator[View]:
+    """Yield the losses of runs over each other on a terminal, if there are any."""
+    if any(len(history) > 1 for history in histories):
+        curves = {letter: _curve(history) for letter, history in zip(LETTERS, histories, strict=False)}
+        yield from ("", draw_terminal(curves, min(width, 100), unit=" tokens"))
+
+
+def _curve(history: Sequence[StepMetrics]) -> Curve:
+    losses = smoothed([metrics.loss for metrics in history], len(history) // 50)
+    return [(float(metrics.tokens), loss) for metrics, loss in zip(history, losses, strict=True)]
+
+
+def runs_page(
+    table: TextTable,
+    histories: Sequence[Sequence[StepMetrics]],
+    unreadable: Sequence[str],
+    compared: Sequence[tuple[str, Sequence[str]]],
+) -> str:
+    """Return the content of the page: the table, the losses as lines, and what differs."""
+    curves = [_curve(history) for history in histories]
+    points = [point for curve in curves for point in curve]
+    most = max((tokens for tokens, _ in points), default=0.0)
+    low, high = min((loss for _, loss in points), default=0.0), max((loss for _, loss in points), default=0.0)
+
+    def place(tokens: float, loss: float) -> str:
+        across, down = tokens / (most or 1.0), (high - loss) / ((high - low) or 1.0)
+        return f"{across * CANVAS[0]:.1f},{down * CANVAS[1]:.1f}"
+
+    lines = [
+        (letter, hue, " ".join(place(*point) for point in curve))
+        for letter, hue, curve in zip(LETTERS, HUES, curves, strict=False)
+        if len(curve) > 1
+    ]
+    axes = {"low": f"{low:.3f}", "high": f"{high:.3f}", "most": f"{most:,.0f}"}
+    return body("runs.html", table=table, lines=lines, canvas=CANVAS, **axes, unreadable=unreadable, compared=compared)
