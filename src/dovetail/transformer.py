@@ -295,7 +295,7 @@ class Transformer(ModelModule):
 
     def trace(
         self,
-        inputs: Tensor,
+        inputs: Tensor | Sequence[str],
         *patterns: str,
         grad: bool = False,
         patch: Mapping[str, Replacement] | None = None,
@@ -309,14 +309,25 @@ class Transformer(ModelModule):
         source_mask: Tensor | None = None,
     ) -> Trace:
         """Return the activations at the addresses that match a pattern, by address; other arguments as in a forward pass.
+        Inputs may be texts, which are one batch, padded on the right (`lengths` says how many tokens each has).
 
         grad=True keeps the graph, so that a backward pass from one activation gives the gradients of the others. patch replaces
         activations: {address: a tensor, a number, or a function of the activation}.
         """
+        if not isinstance(inputs, Tensor):
+            inputs, lengths = self._padded(inputs)
         batch = Batch(attention_mask, lengths, types, positions, patches, source, source_mask)
         return trace(self, inputs, *patterns, ctx=self._ctx(inputs, ctx, batch), grad=grad, patch=patch)
 
     # -- arguments
+
+    def _padded(self, texts: Sequence[str]) -> tuple[Tensor, list[int]]:
+        """Return the ids (batch, n) of texts, padded on the right, and the number of tokens of each."""
+        if isinstance(texts, str) or not texts:
+            raise InputError("inputs: are ids (batch, n), or several texts; give one text as [text]")
+        rows = [prompt_ids(self.vocabulary or Vocabulary(), text) for text in texts]
+        lengths = [len(row) for row in rows]
+        return torch.tensor([row + [0] * (max(lengths) - len(row)) for row in rows], device=self.device), lengths
 
     def _ctx(self, inputs: Tensor, ctx: Ctx | None = None, batch: Batch = WHOLE) -> Ctx:
         """Return the Ctx given, or one made from plain arguments."""

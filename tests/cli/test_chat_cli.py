@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import dovetail as dt
 from dovetail.cli import main
@@ -38,6 +39,22 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     dt.save(model, folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder
+
+
+def test_a_turn_is_traced_and_patched(place: Path) -> None:
+    """The traced answer is that of a fork without listeners; a patch holds for one turn."""
+    plain, looked = dt.chat(place, max_tokens=8), dt.chat(place, max_tokens=8)
+    seen = dt.look.Trace("layers.1.in[pos=-1]", "head.logits")
+    first = [plain.ask("why?").tokens, looked.ask("why?", trace=seen).tokens]
+    assert first[0] == first[1]
+    assert seen["layers.1.in"].shape == (1, 1, 28)
+    assert len(seen["head.logits"][0]) == len(first[0])
+    model = dt.load(place)
+    both = model.trace(["why? it was", "why?"], "layers.1.in[pos=-1]")["layers.1.in"]
+    torch.testing.assert_close(both[1:], model.trace(["why?"], "layers.1.in[pos=-1]")["layers.1.in"], rtol=1e-4, atol=1e-5)
+    second = [plain.ask("it was?").tokens, looked.ask("it was?", patch={"layers.*.in[step=1:]": 0.0}).tokens]
+    assert second[0][0] == second[1][0]
+    assert second[0] != second[1]
 
 
 def test_a_turn_sees_all_turns_before_it_and_computes_its_own_tokens(place: Path) -> None:

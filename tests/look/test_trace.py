@@ -50,10 +50,11 @@ def test_generation_computes_the_activations_of_one_pass() -> None:
 
 def test_generate_fills_a_trace_and_takes_a_patch() -> None:
     model = dt.build(SPEC, seed=1)
-    seen = dt.look.Trace("layers.2.after_ffn[pos=-1]", "layers.*.mixer.z[head=3, step=2:]")
+    seen = dt.look.Trace("layers.2.after_ffn[pos=-1]", "layers.*.mixer.z[head=3, step=2:]", "head.logits[pos=-1:10]")
     ids = model.generate(IDS[0], 6, trace=seen, stop=())
     assert seen["layers.2.after_ffn"].shape == (1, 1, 28)
     assert seen["layers.0.mixer.z"].shape == (1, 4, 12)
+    assert seen["head.logits"].argmax(-1)[0].tolist() == ids[:2]
     assert "layers.2.after_ffn[pos=-1]" in repr(seen)
     assert model.generate(IDS[0], 6, stop=()) == ids
     direction = torch.randn(28, generator=torch.Generator().manual_seed(0))

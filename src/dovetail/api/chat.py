@@ -9,7 +9,7 @@ said before is kept, so that a turn costs its own tokens.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +23,9 @@ from dovetail.core.option import Option
 if TYPE_CHECKING:
     from dovetail.decoding.sampling import Sampling
     from dovetail.hf.load import Watch
+    from dovetail.look.intervention import Replacement
+    from dovetail.look.record import Trace
+    from dovetail.look.tracer import Tracer
     from dovetail.transformer import Transformer
 
 TURN = 2  # messages: the user's and the answer
@@ -76,17 +79,27 @@ class Chat:
             raise InputError(f"chat: the model has no {missing}; use generate, or a directory that has one")
         self.tokenizer, self.stop = vocabulary.tokenizer, vocabulary.stop
         self.encoder = ConversationEncoder(self.tokenizer, vocabulary.chat_template, self.stop)
-        self.engine = Engine(model.eval(), rows=1, longest=longest, start=vocabulary.start)
+        self.model, self.engine = model, Engine(model.eval(), rows=1, longest=longest, start=vocabulary.start)
         self.max_tokens, self.sampling = max_tokens, sampling
         self.first = [] if system is None else [{"role": "system", "content": system}]
         self.messages: list[dict[str, Any]] = list(self.first)
         self.left_out = 0  # turns, in the last answer
 
-    def ask(self, text: str, on_text: Callable[[str], None] | None = None) -> Generation:
+    def ask(
+        self,
+        text: str,
+        on_text: Callable[[str], None] | None = None,
+        *,
+        trace: Trace | None = None,
+        patch: Mapping[str, Replacement] | None = None,
+    ) -> Generation:
         """Send a message and return the answer, which becomes part of the conversation. `on_text` is called with each piece of
-        it. Where it is interrupted (KeyboardInterrupt), the answer ends there; both messages stay."""
+        it. Where it is interrupted (KeyboardInterrupt), the answer ends there; both messages stay. `trace` records activations
+        and `patch` replaces some, as in `generate`: of the whole conversation, which is then computed without the cache."""
+        from dovetail.look.tracer import Tracer
         from dovetail.text.stream import TextStream
 
+        tracer = None if trace is None and not patch else Tracer(self.model.spec, trace, patch)
         self.messages.append({"role": "user", "content": text})
         try:
             ids = self._ids()
@@ -102,7 +115,7 @@ class Chat:
 
         begin = time.monotonic()
         try:
-            for token in self._tokens(ids):
+            for token in self._tokens(ids, tracer):
                 tokens.append(token)
                 if token not in self.stop:
                     tell(stream.push(token))
@@ -115,10 +128,15 @@ class Chat:
         finish = "end" if tokens and tokens[-1] in self.stop else "length"
         return Generation(text, answer, tokens, len(ids), finish, len(tokens) / seconds)
 
-    def _tokens(self, ids: list[int]) -> Iterator[int]:
+    def _tokens(self, ids: list[int], tracer: Tracer | None = None) -> Iterator[int]:
+        from dovetail.decoding.generation import generate_tokens
         from dovetail.serving.request import Request
 
         room = min(self.max_tokens, self.engine.longest - len(ids))
+        if tracer is not None:  # the engine holds keys and values that were computed without the patch
+            yield from generate_tokens(self.model, ids, room, self.sampling, stop=self.stop, listen=tracer)
+            tracer.end()
+            return
         self.engine.add(Request(id="turn", prompt=tuple(ids), max_tokens=room, sampling=self.sampling, stop=self.stop))
         while self.engine.busy:
             for output in self.engine.step():

@@ -472,6 +472,10 @@ class Mtp(Part):
         """The head that predicts from its hidden states, a child called `head`; None: the head of the model."""
         return None
 
+    def excepts(self, scope: Scope) -> dict[str, str]:
+        head, reason = self.own_head(), "an output: the loss computes the logits in chunks, and passes them to no listener"
+        return {} if head is None else {f"looking.head.{name}": reason for name in head.taps(scope)}
+
     @classmethod
     def sugar(cls, data: Any) -> Any:
         return {"kind": "mtp", **data} if isinstance(data, Mapping) else super().sugar(data)

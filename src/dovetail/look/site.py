@@ -50,6 +50,8 @@ class Site:
         if axis not in self.target.axes:  # a state: after the last token
             return order.amax(-1, keepdim=True)
         size = x.shape[self.dim(x, axis)]
+        if axis == "pos" and size < order.shape[-1]:  # a step computes the logits of its last tokens only
+            return order[:, order.shape[-1] - size :]
         if axis == "key" or size != order.shape[-1]:  # all tokens so far
             return torch.arange(size, device=order.device)[None].expand(len(order), -1)
         return order

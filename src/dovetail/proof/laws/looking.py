@@ -57,7 +57,8 @@ def looking(case: Case) -> str:
     floats = [address for address in addresses if values[address].is_floating_point()]
     _noise(case, addresses, values)
     ahead = case.spec.ahead() or 0
-    if case.spec.order() != "both" and ahead <= IN_TWO[0]:
+    alike = not any("chunked" in part.excepts(scope) for _, part, scope in walk(case.spec))  # cached and whole, unpatched
+    if case.spec.order() != "both" and ahead <= IN_TWO[0] and alike:
         _cached(case, [address for address in floats if TOKENS & {*declared[address].split()}])
         _carried(case, [address for address in floats if is_state(address)])
     _residual(case, values)
