@@ -23,7 +23,7 @@ from dovetail.proof.laws.suite import OWN_NUMBER
 
 _add_loss, _choose, _weights, _looped = Ctx.add_loss, TopKModule.choose, Bank.weights, expert.looped
 _dispatch, _combine, _forward, _count = moe.dispatch, moe.combine, TopKModule.forward, TopKModule.count
-_within_capacity, _whole = TopKModule.within_capacity, MoEModule.forward
+_within_capacity, _whole, _by_token = TopKModule.within_capacity, MoEModule.forward, moe.by_token
 _bank, _grouped, _looped_op, _enter = BankModule.forward, expert.grouped, expert._looped_op, shard.enter
 
 
@@ -57,12 +57,12 @@ def never_normalized(self: TopKModule, x: Tensor, ctx: Ctx) -> tuple[Tensor, Ten
         self.part = original
 
 
-def weights_in_another_order(y: Tensor, rows: expert.Rows, weights: Tensor) -> Tensor:
-    return _combine(y, rows, weights.flip(-1))
+def weights_in_another_order(y: Tensor, weights: Tensor) -> Tensor:
+    return _combine(y, weights.flip(-1))
 
 
-def outputs_sorted_by_expert(y: Tensor, rows: expert.Rows, weights: Tensor) -> Tensor:
-    return _combine(y, rows._replace(choice=torch.arange(y.shape[0])), weights)
+def outputs_sorted_by_expert(y: Tensor, rows: expert.Rows, choices: int) -> Tensor:
+    return _by_token(y, rows._replace(choice=torch.arange(y.shape[0])), choices)
 
 
 def router_reads_the_norm(self: MoEModule, x: Tensor, ctx: Ctx) -> Tensor:
@@ -180,7 +180,7 @@ def mutants() -> list[Mutant]:
             instead(MoEModule, "forward", router_reads_the_latent),
             plain.set("layers.*.ffn.latent", 16),
         ),
-        Mutant("outputs stay sorted by expert", "causal", instead(moe, "combine", outputs_sorted_by_expert), plain),
+        Mutant("outputs stay sorted by expert", "causal", instead(moe, "by_token", outputs_sorted_by_expert), plain),
         Mutant(
             "the router reads what the experts read, normed",
             OWN_NUMBER,

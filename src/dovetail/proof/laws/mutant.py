@@ -12,8 +12,10 @@ own code are in its repository (checks/mutants).
 from __future__ import annotations
 
 import dataclasses as dc
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from types import FunctionType
 from typing import Any
 from unittest.mock import patch
 
@@ -65,8 +67,27 @@ def kernel(name: str, run: Callable[..., Tensor]) -> Seed:
 
 
 def instead(owner: Any, name: str, new: Any) -> Seed:
-    """Replace the attribute `name` of a class or module."""
+    """Replace the attribute `name` of a class or module; TypeError where a function does not take the arguments of the one that
+    it replaces: every law would see that, and the bug would count as caught."""
+    old = getattr(owner, name)
+    if (
+        isinstance(old, FunctionType)
+        and isinstance(new, FunctionType)
+        and not (_takes(new, old, True) or _takes(new, old, False))
+    ):
+        raise TypeError(f"{new.__name__} does not take the arguments of {owner.__name__}.{name}{inspect.signature(old)}")
     return lambda: patch.object(owner, name, new)
+
+
+def _takes(new: FunctionType, old: FunctionType, optional: bool) -> bool:
+    """Whether `new` takes the arguments of `old`: with the optional ones, or without."""
+    given = [one for one in inspect.signature(old).parameters.values() if optional or one.default is one.empty]
+    positional = [one for one in given if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    try:
+        inspect.signature(new).bind(*positional, **{one.name: one for one in given if one.kind is one.KEYWORD_ONLY})
+    except TypeError:
+        return False
+    return True
 
 
 def verdict(law: str, model: Model, in_ranks: Seed | None = None) -> str:

@@ -52,7 +52,7 @@ class Program(CaseDecoder):
 
     def __init__(self, case: Case, layout: Layout, encoded: dict[int, tuple[Tensor, TokenLayout]]) -> None:
         """`encoded`: encoder outputs by the number of their input, shared by the programs of a case."""
-        self.case, self.layout, self.encoded = case, layout, encoded
+        self.case, self.layout, self.encoded, self.listen = case, layout, encoded, None
         self.rng = random.Random(f"{case.seed} {layout} {case.spec.key}")
         self.pool = Pool(case.spec, ROWS, N, layout=layout, dtype=DTYPE, source=N, page=PAGE, pages=PAGES, slack=SLACK)
         self.rows = [ProgramRow() for _ in range(ROWS)]
