@@ -181,4 +181,4 @@ def test_every_name_that_the_pages_use_exists() -> None:
     pages = [root / "README.md", *(root / "docs").glob("[!u]*.md")]  # not upstream.md, whose `dt` is a step of Mamba
     used = {name for path in pages for name in re.findall(r"\bdt\.(\w+)", path.read_text(encoding="utf-8"))}
     assert len(used) > 30
-    assert used - {"parts"} <= set(dovetail.__all__)
+    assert used - {"parts", "look"} <= set(dovetail.__all__)

@@ -153,7 +153,7 @@ def test_a_misspelled_option_names_the_one_that_was_meant() -> None:
         ("loss", "labels", "targets"),
         ("generate", "temprature", "temperature"),
         ("generate", "max_new_tokens", "max_tokens="),
-        ("generate", "patch", "patches"),
+        ("generate", "patchs", "patch"),
         ("trace", "patches_", "patch"),
     ],
 )

@@ -116,7 +116,7 @@ def test_a_run_file_with_an_out_needs_no_flag(home: Path) -> None:
         ("compile: 1", "my.yaml: compile: 1 is not true or false"),
         ("schedule: cosin", "my.yaml: schedule: 'cosin' is none of its values; did you mean cosine?"),
         ("betas: [0.9]", "is not a list of 2 numbers"),
-        ("data: {a: 1}", "is not a string or a list"),
+        ("data: {a: 1}", "is not a list or a string"),
         ("run: 2", "run: 2 is not a format of run files"),
         ("note: print", "note: is not a key of a run"),
     ],

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import dovetail as dt
+from dovetail.api import train_job
 from dovetail.cli import main
 from dovetail.core.errors import FileError
-from dovetail.training import loop
 
 SPEC = "{width: 28, vocab: 270, layers: [{repeat: 2, mixer: {heads: 2, kv_heads: 1}, ffn: {hidden: 44}}]}"
 SMALL: dict[str, Any] = {"batch": 4, "length": 16, "sample": 0, "quiet": True, "steps": 3, "evals": 1}
@@ -28,7 +28,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four runs: a base, two arms with one part swapped each, and one with another seed. `batches` are those of each."""
     place = tmp_path_factory.mktemp("runs")
     (place / "tale.txt").write_text("It was the best of times, it was the worst of times.\n" * 40, encoding="utf-8")
-    train, seen = loop.train, dict[str, Any]()
+    train, seen = train_job.train_loop, dict[str, Any]()
     with pytest.MonkeyPatch.context() as patch:
         arms: dict[str, dict[str, Any]] = {
             "base": {},
@@ -38,12 +38,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
         for name, change in arms.items():
 
-            def spied(model: Any, batches: Any, *rest: Any, name: str = name) -> Any:
+            def spied(model: Any, batches: Any, *rest: Any, name: str = name, **more: Any) -> Any:
                 first = {path: tensor.clone() for path, tensor in model.state_dict().items()}
                 seen[name] = ([batches(step).tokens for step in range(3)], first)
-                return train(model, batches, *rest)
+                return train(model, batches, *rest, **more)
 
-            patch.setattr(loop, "train", spied)
+            patch.setattr(train_job, "train_loop", spied)
             dt.train(SPEC, place / "tale.txt", out=place / "arms" / name, **SMALL, **change)
     torch.save(seen, place / "seen.pt")
     return place

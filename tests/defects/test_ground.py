@@ -325,7 +325,7 @@ def test_e6_one_part_and_a_field_of_a_child(capsys: pytest.CaptureFixture[str]) 
 
 def test_e8_what_is_missing_is_named(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("show", "llama-tiny", "--dtype", "int4") == 2
-    assert "dovetail quantize" in capsys.readouterr().err
+    assert "which quantize writes" in capsys.readouterr().err
     assert run("quantize", str(models / "model"), "--bits", "8", "-o", str(tmp_path / "small")) == 0
     assert "perplexity: not measured; give --text FILE" in capsys.readouterr().out
 

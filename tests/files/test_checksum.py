@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
-from dovetail.disk.checksum import data_sha256
 from hypothesis import given, settings, strategies as st
+
+from dovetail.disk.shape import data_sha256
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text("ab", max_size=2),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dovetail.ops import expert
-from dovetail.ops.expert import Rows, able, combine, dispatch, gather, grouped, looped, product
+from dovetail.ops.expert import Rows, able, by_token, combine, dispatch, gather, grouped, looped, product
 from dovetail.ops.implementation import using
 
 ENDS = {"even": [10, 20, 30, 40], "ragged": [7, 7, 29, 40], "first empty": [0, 13, 13, 40], "one has all": [0, 0, 40, 40]}
@@ -99,7 +99,7 @@ def test_every_token_gets_the_sum_of_the_experts_of_this_rank(held: range, dtype
     shares = torch.rand(TOKENS, K, generator=torch.Generator().manual_seed(1), dtype=dtype).requires_grad_()
     own = weights[held.start : held.stop]
     rows = dispatch(chosen, torch.tensor(held.start), len(held), len(held) == EXPERTS)
-    out = combine(product(gather(x, rows, K), own, rows), rows, shares)
+    out = combine(by_token(product(gather(x, rows, K), own, rows), rows, K), shares)
     want = reference(x, weights, chosen, shares, held)
     near = 1e-12 if dtype == torch.float64 else 1e-5
     assert torch.allclose(out, want, atol=near)
@@ -137,7 +137,8 @@ def test_compiled_is_eager_and_whole(dtype: torch.dtype, held: range) -> None:
 
     def run(x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         rows = dispatch(chosen, torch.tensor(held.start), len(held), len(held) == EXPERTS)
-        return combine(product(gather(x, rows, K), weights[held.start : held.stop], rows), rows, shares)
+        y = product(gather(x, rows, K), weights[held.start : held.stop], rows)
+        return combine(by_token(y, rows, K), shares)
 
     torch.compiler.reset()
     compiled = torch.compile(run, backend="aot_eager", fullgraph=True)

@@ -6,7 +6,6 @@ from typing import cast
 import pytest
 import torch
 import torch.distributed as dist
-from dovetail.parallel.batch import TokenRanks
 from expert_jobs import steps_over_rows
 from rank_jobs import by_data_and_sequence, counts_over, drawn_without_a_seed
 from shard_specs import ATTENTION, decoder
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
+from dovetail.parallel.context import TokenRanks
 from dovetail.parallel.pair import Pair
 
 ROUTER = "kind: sigmoid_router, balance_bias: true, balance_loss: 0.7, z_loss: 0.1, noise: 0.3, capacity: 0.5"

@@ -139,7 +139,7 @@ def test_the_teacher_is_named_and_has_the_same_tokens(tmp_path: Path) -> None:
     student, data = base(tmp_path / "student"), chats(tmp_path / "chats.jsonl")
     with pytest.raises(UsageError, match="teacher: give the directory of the model to learn from"):
         dt.tune(student, data, steps=1, **RUN)
-    with pytest.raises(UsageError, match="direction: 'sideways' is neither forward nor reverse"):
+    with pytest.raises(UsageError, match="direction: 'sideways' is none of its values"):
         dt.tune(student, data, steps=1, teacher=student, direction="sideways", **RUN)
     with pytest.raises(UsageError, match=r"temperature: 0\.0 is not above 0"):
         dt.tune(student, data, steps=1, teacher=student, temperature=0.0, **RUN)

@@ -80,7 +80,7 @@ def records(log: bytes) -> Iterator[Any]:
 
 
 def test_what_cannot_be_logged_is_refused(tale: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="log: 'mlflow' is none of tensorboard, wandb"):
+    with pytest.raises(UsageError, match="log: 'mlflow' is not tensorboard or wandb"):
         dt.train(SPEC, tale, out=tmp_path / "run", log="mlflow", **SMALL)  # type: ignore[arg-type]
     monkeypatch.setattr(metrics, "find_module", lambda name: None)
     with pytest.raises(UsageError, match=r'log wandb: needs the package wandb: pip install "dovetail-lm\[wandb\]"'):

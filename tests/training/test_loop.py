@@ -16,6 +16,7 @@ from dovetail.training.loop import evaluate, train
 from dovetail.training.objective import NextToken, next_token
 from dovetail.training.optim import Optimizer
 from dovetail.training.plan import Plan
+from dovetail.views.progress import TrainingProgress
 
 RHYME = "How much wood would a woodchuck chuck, if a woodchuck could chuck wood?\n"
 
@@ -196,7 +197,8 @@ def test_a_point_is_plain_data(tiny):
 
 
 def test_progress_goes_to_stderr(tiny, capsys):
-    train(build(tiny), draws(), next_token, Plan(steps=4, evals=2), [draws(7)(0)])
+    with TrainingProgress() as show:
+        train(build(tiny), draws(), next_token, Plan(steps=4, evals=2), [draws(7)(0)], show=show)
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "step      2  loss" in shown.err

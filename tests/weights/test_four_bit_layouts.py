@@ -137,5 +137,5 @@ def test_a_matrix_that_is_left_out_is_named_in_awq_and_refused_in_gptq(tmp_path:
     config = json.loads((directory / "config.json").read_text())["quantization_config"]
     assert THEIRS in config["modules_to_not_convert"]
     assert torch.equal(logits(dt.load(directory)), logits(model))
-    with pytest.raises(UsageError, match="layout gptk: no such layout; did you mean gptq"):
+    with pytest.raises(UsageError, match="layout: 'gptk' is none of its values; did you mean gptq"):
         dt.export(tmp_path / "awq-own", tmp_path / "out", layout="gptk")

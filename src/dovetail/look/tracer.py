@@ -41,6 +41,8 @@ class Tracer(Listener):
         self.patches: dict[str, list[tuple[Target, Replacement]]] = defaultdict(list)
         for target in resolve(spec, self.trace.patterns):
             self.records[target.address].append(target)
+        if not isinstance(patch, Mapping | None):
+            raise InputError(f"patch: {type(patch).__name__} is no mapping of addresses to replacements")
         for text, replacement in (patch or {}).items():
             for target in resolve(spec, [text]):
                 self.patches[target.address].append((target, replacement))

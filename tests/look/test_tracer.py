@@ -104,3 +104,8 @@ def test_a_trace_says_what_it_holds() -> None:
     with pytest.raises(KeyError, match="was not recorded"):
         run["layers.2.in"]
     assert from_run(run).run is run
+
+
+def test_a_patch_that_is_no_mapping_is_refused() -> None:
+    with pytest.raises(dt.DovetailError, match="patch: int is no mapping of addresses"):
+        Tracer(SPEC, None, 2)  # type: ignore[arg-type]
