@@ -51,5 +51,5 @@ def look_ahead(
             depth.head(before, ahead)  # the loss has the logits in chunks, and taps none
         if ctx.losses is not None:
             targets = labels[..., k:].masked_fill(~ahead.layout.real, IGNORED)
-            mean = ctx.batch_mean(depth.predictor(head).loss(before, targets, ahead))
+            mean = ctx.batch_mean(depth.predictor(head).loss(before, targets, dc.replace(ahead, listen=None)))
             ctx.add_loss(depth, "loss", depth.part.weight / len(depths) * mean)

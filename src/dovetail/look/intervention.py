@@ -145,7 +145,7 @@ class noise:
     def at(self, x: Tensor, site: Site) -> Tensor:
         stream, coordinates = streams(torch.tensor(self.seed, device=x.device), [site.target.address])[0], list[Tensor]()
         for dim in range(x.dim()):
-            axis = site.target.axes[dim - x.dim()] if x.dim() - dim <= len(site.target.axes) else "row"
+            axis = site.target.axes[dim - x.dim()] if 0 < dim >= x.dim() - len(site.target.axes) else "row"
             shape = [1] * x.dim()
             if axis in TOKENS:
                 positions = site.positions(x, axis)

@@ -10,14 +10,15 @@ Every tap of the spec, in full forward passes, chunks and cached decode:
     the gradient at a tap = finite differences              a gradient of another tensor
     integrated gradients sum to the difference              one that is scaled or cut
 
-Taps are tested side by side: in a batch of equal rows, row i has the i-th tap patched. A part declares a tap that cannot be
-tested as `excepts` "looking.<tap>", with the reason.
+Taps are tested side by side: in a batch of equal rows, row i has the i-th tap patched. A part declares taps that cannot be
+tested as `excepts` "looking.<pattern>", with the reason.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
@@ -39,7 +40,8 @@ AT = (2, 11, 12, 14, 20)  # the patched positions: inside a chunk, at its end, i
 CHUNKS = (5, 7, 1, 1, 1, 6)
 TEN = 10  # tokens before a patched state
 IN_ONE, IN_TWO = (TEN, 1, 3), (4, 6, 1, 3)
-SUM = 1e-4  # of the attributions' absolute sum: a kink of an activation function may be within the path
+SUM = 1e-4  # of the attributions' absolute sum
+SHARES = (1e-2, 1e-4, 1e-6)  # of a value, between it and the baseline: a kink of an activation may be in the longer ones
 TOKENS = {"pos", "query", "key"}
 
 
@@ -70,7 +72,8 @@ def looking(case: Case) -> str:
 def exceptions_of(case: Case) -> dict[str, str]:
     """The taps that parts except from this law, with the reason."""
     every = ((path, name, reason) for path, part, scope in walk(case.spec) for name, reason in part.excepts(scope).items())
-    return {f"{path}.{name.removeprefix('looking.')}": why for path, name, why in every if name.startswith("looking.")}
+    patterns = {f"{path}.{name.removeprefix('looking.')}": why for path, name, why in every if name.startswith("looking.")}
+    return {tap: why for tap in taps(case.spec) for pattern, why in patterns.items() if fnmatchcase(tap, pattern)}
 
 
 def equal_rows(case: Case, rows: int) -> Case:
@@ -81,14 +84,28 @@ def equal_rows(case: Case, rows: int) -> Case:
     return wide
 
 
-def observed(case: Case, patch: Mapping[str, Replacement], *patterns: str, grad: bool = False) -> tuple[Tensor, Trace]:
-    """The output (rows, …) of a pass with a patch, the losses of multi-token prediction beside it, and what was recorded."""
+def observed(
+    case: Case, patch: Mapping[str, Replacement], *patterns: str, grad: bool = False, losses: bool = True
+) -> tuple[Tensor, Trace]:
+    """The output (rows, …) of a pass with a patch, the losses of multi-token prediction beside it (means over all rows), and
+    what was recorded."""
     tracer = Tracer(case.spec, Trace(*patterns), patch, grad)
     with torch.set_grad_enabled(grad):
-        ctx = case.ctx(listen=tracer, losses={} if case.spec.mtp else None)
+        ctx = case.ctx(listen=tracer, losses={} if case.spec.mtp and losses else None)
         out = case.model(case.inputs, ctx).flatten(1)
     ahead = [x for path, x in getattr(ctx.losses, "by_path", {}).items() if path.startswith("mtp.")]
     return torch.cat([out, *(x.expand(len(out), 1) for x in ahead)], 1), tracer.end()
+
+
+def _outputs(case: Case, patch: Mapping[str, Replacement]) -> Tensor:
+    """The output (rows, …) of a pass with a patch, and the hidden states beside it where the head reads few of them: with a
+    causal mask, the first of them depends on no query and no decay."""
+    out = observed(case, patch)[0]
+    if case.spec.head is None or not case.spec.head.pools():
+        return out
+    inside = {address: value for address, value in patch.items() if not address.startswith("head.")}
+    hidden = case.model.hidden(case.inputs, case.ctx(listen=Tracer(case.spec, None, inside)))[0]
+    return torch.cat([out, hidden.flatten(1)], 1)
 
 
 def _differ(got: Tensor, want: Tensor) -> Tensor:
@@ -108,9 +125,9 @@ def _noise(case: Case, addresses: Sequence[str], values: Trace) -> None:
         changed = torch.zeros(len(batch), dtype=torch.bool)
         for attempt in range(2):
             patch = {f"{a}[row={i}]": _other(values[a], case.seed, attempt) for i, a in enumerate(batch)}
-            out = observed(wide, patch)[0]
+            out = _outputs(wide, patch)
             case.true(bool(out.isfinite().all()), f"{batch[0]} and others: noise there makes the output not finite")
-            want = observed(case, {})[0][:1] if len(batch) == 1 else out[-1:]  # the last row has no patch
+            want = _outputs(case, {})[:1] if len(batch) == 1 else out[-1:]  # the last row has no patch
             changed |= _differ(out, want)[:-1]
             if bool(changed.all()):
                 break
@@ -214,7 +231,7 @@ def _gradients(case: Case, addresses: Sequence[str], values: Trace) -> None:
     whole = {a: x[:1] for a, x in values.items() if not x.is_floating_point() and not a.startswith("mtp.")}
     frozen: dict[str, Replacement] = {a: (lambda x, v=v: v.expand(x.shape)) for a, v in whole.items()}
     wide = equal_rows(case, len(inner))
-    out, traced = observed(wide, frozen, *inner, grad=True)
+    out, traced = observed(wide, frozen, *inner, grad=True, losses=False)
     weight = torch.randn(out.shape[1:], generator=generator(case.seed, "looking"), dtype=out.dtype)
     tensors = list(traced.values())
     grads = dict(zip(traced, torch.autograd.grad((out * weight).sum(), tensors, allow_unused=True), strict=True))
@@ -253,7 +270,7 @@ def _differences(
         patch: dict[str, Replacement] = {
             f"{a}[row={i}]": (lambda x, a=a, i=i: x + by * steps[i] * directions[a]) for i, a in enumerate(addresses)
         }
-        return (observed(wide, {**frozen, **patch})[0] * weight).sum(1)
+        return (observed(wide, {**frozen, **patch}, losses=False)[0] * weight).sum(1)
 
     coarse, fine = ((moved(k) - moved(-k)) / (2 * k * steps) for k in (2, 1))
     return (4 * fine - coarse) / 3  # Richardson extrapolation
@@ -261,8 +278,7 @@ def _differences(
 
 def _complete(case: Case, address: str, values: Trace) -> None:
     """Integrated gradients at a tap sum to the difference that a small change there makes."""
-    value, ctx = values[address], case.ctx()
-    baseline, elsewhere = value * 0.99, ("encoder.", "mtp.")
+    value, ctx, elsewhere = values[address], case.ctx(), ("encoder.", "mtp.")
     own: dict[str, Replacement] = {
         name: x for name, x in values.items() if not x.is_floating_point() and not name.startswith(elsewhere)
     }
@@ -271,13 +287,17 @@ def _complete(case: Case, address: str, values: Trace) -> None:
     def metric(out: Tensor) -> Tensor:
         return (out * weight).sum()
 
-    ends: list[Tensor] = []
-    with torch.no_grad():
-        for x in (value, baseline):
-            ctx.listen = Tracer(case.spec, None, {**own, address: x})
-            ends.append(metric(case.model(case.inputs, ctx)))
-    ctx.listen = None
-    parts = integrated_gradients(case.model, case.inputs, address, metric, baseline=baseline, steps=4, ctx=ctx, patch=own)
-    total, difference, scale = parts.sum(), ends[0] - ends[1], parts.abs().sum().clamp_min(1e-6)
-    what = f"{address}: integrated gradients sum to {total:.6g}, the difference is {difference:.6g}"
-    case.true(bool((total - difference).abs() <= SUM * scale), what)
+    gaps: list[str] = []
+    for baseline in (value * (1 - by) for by in SHARES):
+        ends: list[Tensor] = []
+        with torch.no_grad():
+            for x in (value, baseline):
+                ctx.listen = Tracer(case.spec, None, {**own, address: x})
+                ends.append(metric(case.model(case.inputs, ctx)))
+        ctx.listen = None
+        parts = integrated_gradients(case.model, case.inputs, address, metric, baseline=baseline, steps=4, ctx=ctx, patch=own)
+        total, difference, scale = parts.sum(), ends[0] - ends[1], parts.abs().sum().clamp_min(1e-9)
+        if (total - difference).abs() <= SUM * scale:
+            break
+        gaps.append(f"{address}: integrated gradients sum to {total:.6g}, the difference is {difference:.6g}")
+    case.true(len(gaps) < len(SHARES), "; ".join(gaps[:1]))
