@@ -27,7 +27,7 @@ from dovetail.core.value import alternatives, values_of
 ROOT = Path(__file__).parents[1]
 COMMANDS = {verb: command_of(verb) for verb in VERBS}
 FUNCTIONS = {function.__name__: function for command in COMMANDS.values() for function in command.functions}
-OF_COMMANDS = {"json", "html", "force", "load"}  # options of the command line
+OF_COMMANDS = {"json", "jsonl", "html", "force", "load"}  # options of the command line
 PYTHON_ONLY = {  # parameters without a flag: what they hold is no text, or another verb's
     "match": {"by"},  # --params, --flops, --kv
     "graft": {"spec", "quiet"},
