@@ -44,7 +44,7 @@ BUGS = [
         "TextStream.push",
         "self.ids = self.ids[self.last :]",
         "self.last, self.ids = len(self.ids), self.ids[len(self.ids) :]",
-        "no id stays as context, so a word piece or a leading space is decoded alone",
+        "no id stays as context, so a word piece or a leading space is decoded by itself",
     ),
     Bug(
         "decoding",

@@ -38,7 +38,7 @@ FRESH = [
         "_last_tokens",
         "(start + i + 1) % size == 0",
         "(i + 1) % size == 0",
-        "blocks of a flat batch are counted from the chunk, not from the begin of the sequence",
+        "blocks of a flat batch are counted from the chunk, not from the start of the sequence",
     ),
     Bug(
         "ops",

@@ -73,7 +73,7 @@ class Job:
         count, tokens = parameters(task.spec), options.batch * options.length
         needed = BYTES_PER_PARAMETER * count + 4 * tokens * task.spec.vocab // options.compute.micro_batches
         check_memory(needed, f"training {count:,} parameters on {options.batch:,} × {options.length:,} tokens per step")
-        plan = options.plan(task)
+        plan, logs = options.plan(task), logs_of(options.logs)
         ranks = stack.enter_context(ranks_of_run(**vars(options.parallel)))
         if options.sample.sample_every:
             check_samples(task.kind, ranks)
@@ -94,7 +94,6 @@ class Job:
             keys = run_data(_keys(task, options, plan, source), recorded)
             if ranks.first_does(lambda: open_run(place, keys, files, options.force)):
                 say(f"{place}: resuming")
-            logs = logs_of(options.logs)
             run = stack.enter_context(Run(place, plan, ranks, options.checkpoint_minutes, options.keep, logs))
             if ranks.count == 1:  # no rank holds more than its shard
                 write_initial(place, model)
