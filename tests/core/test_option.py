@@ -100,7 +100,7 @@ def test_objects_pass_where_a_type_is_for_checkers_only() -> None:
     [
         (Sequence[str], ["a"], [3], "a list"),
         (Sequence[int], range(3), "12", "a list"),
-        (str | Path | None, Path("a"), b"a", "a string or a path"),
+        (str | Path | None, Path("a"), b"a", "a path or a string"),
         (tuple[float, float], [0.9, 1], (0.9,), "a list of 2 numbers"),
         (Mapping[str, Any], {}, [], "a mapping"),
         (Callable[[str], None], print, "print", "a function"),

@@ -93,10 +93,12 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def in_words(hint: Any) -> str:
-    """Return what a value of an annotation is called: `a whole number`, `a string or a path`."""
+    """Return what a value of an annotation is called: `a whole number`, `a path or a string`. Kinds are sorted, names before
+    them: Python caches unions of the same types, in the order of the first."""
     kind, inner = get_origin(hint), get_args(hint)
     if kind in (typing.Union, types.UnionType):
-        return " or ".join(dict.fromkeys(map(in_words, alternatives(hint))))
+        kinds = sorted(alternatives(hint), key=lambda one: (get_origin(one) is not Literal, in_words(one)))
+        return " or ".join(dict.fromkeys(map(in_words, kinds)))
     if kind is Literal:
         return " or ".join(map(str, inner))
     if kind is tuple and Ellipsis not in inner:
