@@ -5,7 +5,6 @@ Public names are resolved when first used, so that importing the package does no
 
 from __future__ import annotations
 
-import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -57,15 +56,11 @@ if TYPE_CHECKING:
     from dovetail.transformer import Transformer as Transformer
 
 
-@functools.cache
 def _modules() -> dict[str, str]:
     """Return the module of each public name."""
-    import ast  # when a name is first used: `import dovetail` parses nothing
-    import pkgutil
+    from dovetail.core.public_names import public_modules  # when a name is first used: `import dovetail` parses nothing
 
-    nodes = ast.walk(ast.parse(pkgutil.get_data(__name__, "__init__.py") or b""))
-    imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and str(node.module).startswith(f"{__name__}.")]
-    return {alias.name: str(node.module) for node in imports for alias in node.names if alias.asname}
+    return public_modules(__name__)
 
 
 def __getattr__(name: str) -> Any:

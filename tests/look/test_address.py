@@ -61,7 +61,7 @@ def test_names_of_all_layers() -> None:
     [
         ("layers.0.mixer.patern", "did you mean"),
         ("layers.0.mixer.z[had=1]", "its axes are pos, head, channel"),
-        ("layers.0.mixer.z[head=x]", "is no index"),
+        ("layers.0.mixer.z[head=x]", "is not an index"),
         ("layers.0.mixer.z[head=1", "a slice is written"),
         ("layers.0.mixer.z[head=1, head=2]", "names head twice"),
         ("blocks.0.hook_nothing", "TransformerLens"),

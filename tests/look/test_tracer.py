@@ -107,5 +107,5 @@ def test_a_trace_says_what_it_holds() -> None:
 
 
 def test_a_patch_that_is_no_mapping_is_refused() -> None:
-    with pytest.raises(dt.DovetailError, match="patch: int is no mapping of addresses"):
+    with pytest.raises(dt.DovetailError, match="patch: int is not a mapping of addresses"):
         Tracer(SPEC, None, 2)  # type: ignore[arg-type]

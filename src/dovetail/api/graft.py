@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from dovetail.api.arguments import Changes, SpecLike, read_spec
 from dovetail.api.models import load, save
-from dovetail.api.options import LAYERS, OUR_MODEL, REPLACE_MODEL, SWAP, BatchSize, InFile, Length, OutDir, Seed, Sets
+from dovetail.api.options import LAYERS, OUR_MODEL, REPLACE_MODEL, SWAP, InFile, Length, OutDir, Seed, Sets
 from dovetail.api.result import INTERRUPTED, Result
 from dovetail.core.errors import FileError, SpecError, UsageError
 from dovetail.core.fold import parameters
-from dovetail.core.option import Option
+from dovetail.core.option import BatchSize, Option
 from dovetail.core.termination import Interrupt, delaying
 from dovetail.disk.model_files import LOSSES_FILE
 from dovetail.disk.untrusted import Directory

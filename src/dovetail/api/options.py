@@ -14,7 +14,7 @@ from pathlib import Path
 from dovetail.api.checks import check_directory, check_file, check_output, check_path, check_spec
 from dovetail.core.dtypes import dtype_name
 from dovetail.core.errors import SpecError
-from dovetail.core.limits import GRAMMAR_CHARACTERS, MAX_BATCH, MAX_LENGTH, MAX_NEW_TOKENS, MAX_RANKS, MAX_SEED, MAX_STEPS
+from dovetail.core.limits import GRAMMAR_CHARACTERS, MAX_LENGTH, MAX_NEW_TOKENS, MAX_RANKS, MAX_SEED, MAX_STEPS
 from dovetail.core.option import Option
 from dovetail.core.units import read_count
 from dovetail.disk.untrusted import read_regular
@@ -50,13 +50,11 @@ OutDir = functools.partial(Option, form="DIR", read=Path, check=check_output)
 InFile = functools.partial(Option, form="FILE", read=Path, check=check_file)
 InPath = functools.partial(Option, form="PATH", read=Path, check=check_path)  # a directory or a regular file
 OutFile = functools.partial(Option, form="FILE", read=Path, check=check_output, new=True)  # of a function with `force`
-BatchSize = functools.partial(Option, low=1, high=MAX_BATCH)
 Length = functools.partial(Option, low=1, high=MAX_LENGTH)
 Ranks = functools.partial(Option, low=1, high=MAX_RANKS)
 Steps = functools.partial(Option, low=1, high=MAX_STEPS)
 Seed = functools.partial(Option, low=0, high=MAX_SEED)
 NewTokens = functools.partial(Option, low=1, high=MAX_NEW_TOKENS)
-SampleTokens = functools.partial(Option, low=0, high=MAX_NEW_TOKENS)
 Count = functools.partial(Option, form="N", read=read_count, low=0.0, above=True)  # 200M, 2e8
 Dtype = functools.partial(Option, form="DTYPE", read=_dtype)  # torch's name
 RunDtype = functools.partial(Option, form="DTYPE", read=_run_dtype)  # one that a model computes in

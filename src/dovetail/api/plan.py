@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 from dovetail.api.arguments import Changes, SpecLike, read_spec, silent
-from dovetail.api.options import DEVICE, PRICE, SET, SPEC, SWAP, TENSOR, BatchSize, Count, Length, Ranks
+from dovetail.api.options import DEVICE, PRICE, SET, SPEC, SWAP, TENSOR, Count, Length, Ranks
 from dovetail.api.result import Event, Watch, unwatched
 from dovetail.core.errors import SpecError
 from dovetail.core.limits import MAX_LENGTH
-from dovetail.core.option import Option
+from dovetail.core.option import BatchSize, Option
 from dovetail.core.units import read_count
 from dovetail.planning.device import device_named
 from dovetail.training.plan import OptimizerKind, Precision, Recompute

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from dovetail.api.models import load, save
-from dovetail.api.options import OUR_MODEL, REPLACE_MODEL, BatchSize, InFile, Length, OutDir, Seed
+from dovetail.api.options import OUR_MODEL, REPLACE_MODEL, InFile, Length, OutDir, Seed
 from dovetail.api.result import Result
 from dovetail.core.errors import FileError, SpecError, UsageError
-from dovetail.core.option import Option
+from dovetail.core.option import BatchSize, Option
 from dovetail.core.units import size
 from dovetail.disk.untrusted import Directory
 from dovetail.views.blocks import TextTable, View

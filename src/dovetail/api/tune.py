@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from dovetail.api.options import ONLY, TEMPLATE, BatchSize, InDir, InFile, Length, NewTokens, OutDir, Seed, Steps
+from dovetail.api.options import ONLY, TEMPLATE, InDir, InFile, Length, NewTokens, OutDir, Seed, Steps
 from dovetail.api.train import train
 from dovetail.api.training_run import TrainingRun
 from dovetail.core.errors import UsageError, names_or_nearest
-from dovetail.core.option import Option
+from dovetail.core.option import BatchSize, Option
 from dovetail.core.option_group import OptionGroup, accepts_groups
 from dovetail.training.plan import (
     ADAPTER_RATE,

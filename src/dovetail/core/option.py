@@ -20,6 +20,7 @@ from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar, get_origin
 
 from dovetail.core.errors import DovetailError, UsageError
 from dovetail.core.keywords import checks_keywords
+from dovetail.core.limits import MAX_BATCH, MAX_NEW_TOKENS
 from dovetail.core.option_group import OptionGroup, grouped, ungrouped
 from dovetail.core.units import read_count
 from dovetail.core.value import TypeNames, type_problem
@@ -64,6 +65,11 @@ class Option:
         if math.isinf(self.high):
             return f"{shown} is not above {low}" if self.above else f"{shown} is below {low}"
         return f"{shown} is not above {low}, up to {high}" if self.above else f"{shown} is not from {low} to {high}"
+
+
+# of options of api and of training
+BatchSize = functools.partial(Option, low=1, high=MAX_BATCH)
+SampleTokens = functools.partial(Option, low=0, high=MAX_NEW_TOKENS)
 
 
 class Parameter(NamedTuple):

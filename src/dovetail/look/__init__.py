@@ -12,27 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-_PUBLIC = {
-    "Trace": "record",
-    "addresses": "address",
-    "ablate": "sweeps",
-    "attribution_patching": "sweeps",
-    "freeze": "intervention",
-    "from_run": "intervention",
-    "integrated_gradients": "gradient",
-    "mean_of": "intervention",
-    "noise": "intervention",
-    "path_patching": "sweeps",
-    "project_out": "intervention",
-    "resample": "intervention",
-    "skip_layers": "sweeps",
-    "steer": "intervention",
-    "stream": "streaming",
-    "read_stream": "streaming",
-    "sweep": "sweeps",
-    "trace": "tracer",
-    "unembed": "residual",
-}
+from dovetail.core.public_names import public_modules
 
 if TYPE_CHECKING:
     from dovetail.look.address import addresses as addresses
@@ -60,10 +40,11 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+    modules = public_modules(__name__)
+    if name in modules:
+        return getattr(importlib.import_module(modules[name]), name)
     raise AttributeError(f"dovetail.look has no {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted(_PUBLIC)
+    return sorted(public_modules(__name__))

@@ -46,9 +46,9 @@ class Target(NamedTuple):
         return self.address + suffix(self.picks)
 
     @property
-    def of_state(self) -> bool:
-        """Whether it is a recurrent state, which has no axis of tokens."""
-        return is_state(self.address)
+    def experts(self) -> str:
+        """The path of the mixture whose experts an activation per choice is of."""
+        return self.address.partition(".router.")[0].removesuffix(".experts").removesuffix(".bank")
 
 
 def is_state(address: str) -> bool:
@@ -59,11 +59,8 @@ def is_state(address: str) -> bool:
 
 def suffix(picks: Mapping[str, Pick]) -> str:
     """The slice as it is written behind an address."""
-    return (
-        f"[{', '.join(f'{axis}={_written(pick)}' if pick is not None else axis for axis, pick in picks.items())}]"
-        if picks
-        else ""
-    )
+    written = (axis if pick is None else f"{axis}={_written(pick)}" for axis, pick in picks.items())
+    return f"[{', '.join(written)}]" if picks else ""
 
 
 def _written(pick: Pick) -> str:
@@ -95,7 +92,7 @@ def _pick(text: str, axis: str, value: str) -> Pick:
         return tuple(map(int, value.split("|")))
     if bounds := RANGE.fullmatch(value):
         return slice(*(int(bound) if bound else None for bound in bounds.groups()))
-    raise SpecError(text, f"{axis}={value} is no index", "give a number, a range 2:5, or several 1|4")
+    raise SpecError(text, f"{axis}={value} is not an index", "give a number, a range 2:5, or several 1|4")
 
 
 def addresses(spec: Part) -> list[str]:

@@ -7,7 +7,6 @@ x is the activation at an address, x' a baseline, m a scalar of the model's outp
 
 from __future__ import annotations
 
-import dataclasses as dc
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -15,9 +14,8 @@ import torch
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
-from dovetail.core.inputs import default_ctx
 from dovetail.look.intervention import Replacement
-from dovetail.look.tracer import Tracer, trace
+from dovetail.look.tracer import Tracer, listened, trace
 from dovetail.model import ModelModule
 
 Metric = Callable[[Tensor], Tensor]  # the model's output -> a scalar
@@ -35,14 +33,13 @@ def integrated_gradients(
     patch: Mapping[str, Replacement] | None = None,
 ) -> Tensor:
     """Return the attribution of each value of the activation at an address, of its shape."""
-    ctx = ctx or default_ctx(tokens, ranks=model.ranks)
     value = trace(model, tokens, address, ctx=ctx, patch=patch)[address]
     begin = torch.as_tensor(baseline, dtype=value.dtype, device=value.device).expand(value.shape)
     total = torch.zeros_like(value)
     for node, weight in zip(*np.polynomial.legendre.leggauss(steps), strict=True):
         point = (begin + (node + 1) / 2 * (value - begin)).detach().requires_grad_()
         tracer = Tracer(model.part, None, {**(patch or {}), address: point})
-        with torch.enable_grad(), torch.compiler.set_stance("force_eager"):
-            (grad,) = torch.autograd.grad(metric(model(tokens, dc.replace(ctx, listen=tracer))), point, allow_unused=True)
+        with torch.enable_grad():
+            (grad,) = torch.autograd.grad(metric(listened(model, tokens, tracer, ctx)), point, allow_unused=True)
         total += 0 if grad is None else weight / 2 * grad
     return (value - begin) * total

@@ -37,10 +37,6 @@ class Site:
             return (pick.start or 0) <= self.step and (pick.stop is None or self.step < pick.stop)
         return self.step in (pick if isinstance(pick, tuple) else (pick,))
 
-    def token_axis(self) -> str | None:
-        """The axis whose entries are the tokens of this call; None of a state."""
-        return next((axis for axis in TOKENS if axis in self.target.axes), None)
-
     def positions(self, x: Tensor, axis: str) -> Tensor:
         """(rows, size) the positions of the entries along an axis of tokens, or (rows, 1) of a state: −1 for padding."""
         order = self.layout.order

@@ -30,7 +30,7 @@ from dovetail.look.address import Pick, Target, resolve
 from dovetail.look.intervention import Intervention, Replacement, from_run
 from dovetail.look.record import Trace
 from dovetail.look.site import Site
-from dovetail.look.tracer import Tracer, trace
+from dovetail.look.tracer import Tracer, listened, trace
 from dovetail.model import ModelModule
 
 RowMetric = Callable[[Tensor], Tensor]  # logits (rows, n, vocab) -> (rows,)
@@ -226,8 +226,7 @@ def _experts(model: ModelModule, target: Target) -> int:
     """The number of experts, where an activation per choice is swept over them."""
     if target.picks.get("expert", 0) is not None or "expert" in target.axes:
         return 0
-    path = target.address.partition(".router.")[0].removesuffix(".experts").removesuffix(".bank")
-    return int(model.get_submodule(path).part.experts)  # type: ignore[union-attr]
+    return int(model.get_submodule(target.experts).part.experts)  # type: ignore[union-attr]
 
 
 class _Resumed:
@@ -249,12 +248,12 @@ class _Resumed:
     def run(self, targets: Sequence[Target], value: Replacement) -> Tensor:
         """The logits (targets · rows, n, …) with one target patched in each group of rows."""
         count = len(targets)
-        ctx = default_ctx(self.inputs.repeat(count, *[1] * (self.inputs.dim() - 1)), ranks=self.model.ranks)
+        inputs = self.inputs.repeat(count, *[1] * (self.inputs.dim() - 1))
         tracer = Tracer(self.model.part, None, {**self.patch, **self._in_rows(targets, value)})
-        ctx.listen = tracer
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             if self.stream is None:
-                return self.model(self.inputs.repeat(count, *[1] * (self.inputs.dim() - 1)), ctx)
+                return listened(self.model, inputs, tracer)
+            ctx = dc.replace(default_ctx(inputs, ranks=self.model.ranks), listen=tracer)
             x = self.stream.repeat(count, *[1] * (self.stream.dim() - 1))
             x = self.model.run_layers(x, ctx, {}, range(self.layer, len(self.model.layers)))
             return self.model.head(self.model.end(x, ctx), ctx)
@@ -292,7 +291,5 @@ def _metric_of(
     metric: RowMetric,
     held: Mapping[str, Replacement] | None = None,
 ) -> float:
-    ctx = default_ctx(inputs, ranks=model.ranks)
-    ctx.listen = Tracer(model.part, None, {**(held or {}), **patch})
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-        return float(metric(model(inputs, ctx)).mean())
+    with torch.no_grad():
+        return float(metric(listened(model, inputs, Tracer(model.part, None, {**(held or {}), **patch}))).mean())

@@ -22,7 +22,7 @@ from dovetail.core.fold import taps
 from dovetail.core.inputs import default_ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import Part
-from dovetail.look.address import Target, resolve
+from dovetail.look.address import TOKENS, Target, resolve
 from dovetail.look.intervention import Replacement, applied
 from dovetail.look.record import Trace, joined
 from dovetail.look.site import Site
@@ -42,7 +42,7 @@ class Tracer(Listener):
         for target in resolve(spec, self.trace.patterns):
             self.records[target.address].append(target)
         if not isinstance(patch, Mapping | None):
-            raise InputError(f"patch: {type(patch).__name__} is no mapping of addresses to replacements")
+            raise InputError(f"patch: {type(patch).__name__} is not a mapping of addresses to replacements")
         for text, replacement in (patch or {}).items():
             for target in resolve(spec, [text]):
                 self.patches[target.address].append((target, replacement))
@@ -60,9 +60,7 @@ class Tracer(Listener):
         targets += [t for each in self.patches.values() for t, _ in each]
         for target in targets:
             if "expert" in target.picks and "expert" not in target.axes:
-                path = target.address.removesuffix(".experts").removesuffix(".bank").rpartition(".router.")
-                stem = path[0] or path[2]
-                choices[target.address] = f"{stem}.router.chosen"
+                choices[target.address] = f"{target.experts}.router.chosen"
                 if choices[target.address] not in declared:
                     raise InputError(f"{target.key}: there is no router at {choices[target.address]}")
         return choices
@@ -98,7 +96,7 @@ class Tracer(Listener):
 
     def hear(self, address: str, x: Tensor, layout: TokenLayout | None = None) -> Tensor:
         assert layout is not None
-        if address not in self.records and address not in self.patches and address not in self.choices.values():
+        if not self.wants(address):
             return x
         self._begin(address, layout)
         if address in self.choices.values():
@@ -134,7 +132,7 @@ class Tracer(Listener):
 
 def _left(target: Target) -> tuple[str, ...]:
     """The axes of a slice: those that a single index does not drop."""
-    dropped = {axis for axis, pick in target.picks.items() if isinstance(pick, int) and axis not in ("pos", "query", "key")}
+    dropped = {axis for axis, pick in target.picks.items() if isinstance(pick, int) and axis not in TOKENS}
     return tuple(axis for axis in target.axes if axis not in dropped)
 
 
@@ -153,8 +151,14 @@ def trace(
     `activations["head.logits"].sum().backward()` each has a `.grad`. `patch` replaces activations: address pattern -> an
     intervention (`look/intervention.py`); the trace then holds the replaced value.
     """
-    ctx = ctx or default_ctx(tokens, ranks=model.ranks)
     tracer = Tracer(model.part, Trace(*patterns), patch, grad)
-    with torch.set_grad_enabled(grad), torch.compiler.set_stance("force_eager"):  # a listener would recompile a compiled model
-        model(tokens, dc.replace(ctx, listen=tracer))
+    with torch.set_grad_enabled(grad):
+        listened(model, tokens, tracer, ctx)
     return tracer.end()
+
+
+def listened(model: ModelModule, tokens: Tensor, tracer: Tracer, ctx: Ctx | None = None) -> Tensor:
+    """Return the output of a forward pass with a tracer."""
+    ctx = ctx or default_ctx(tokens, ranks=model.ranks)
+    with torch.compiler.set_stance("force_eager"):  # a listener would recompile a compiled model
+        return model(tokens, dc.replace(ctx, listen=tracer))

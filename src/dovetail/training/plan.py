@@ -21,8 +21,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from dovetail.core.limits import MAX_BATCH, MAX_NEW_TOKENS
-from dovetail.core.option import Option
+from dovetail.core.option import BatchSize, Option, SampleTokens
 from dovetail.core.option_group import OptionGroup
 
 MEASURED = 3  # steps of a run limited by minutes after which its number of steps is set; the first is not measured
@@ -75,9 +74,7 @@ class ComputeOptions(OptionGroup):
             "machine multiplies faster in it."
         ),
     ] = "fp32"
-    micro_batches: Annotated[
-        int, Option("Compute a batch in N pieces, in less memory; the result is the same.", low=1, high=MAX_BATCH)
-    ] = 1
+    micro_batches: Annotated[int, BatchSize("Compute a batch in N pieces, in less memory; the result is the same.")] = 1
     compile: Annotated[bool, Option("Compile each block: faster steps after a slow first one.")] = False
     recompute: Annotated[
         Recompute,
@@ -94,20 +91,14 @@ class ParallelOptions(OptionGroup):
 
     shards: Annotated[
         int | None,
-        Option(
+        BatchSize(
             "On several ranks: the number of data-parallel ranks over which FSDP shards the weights, by default all; the "
-            "others are replicas (HSDP; with 1, DDP).",
-            low=1,
-            high=MAX_BATCH,
+            "others are replicas (HSDP; with 1, DDP)."
         ),
     ] = None
     sequence: Annotated[
         int,
-        Option(
-            "On several ranks: the number of ranks that each have a chunk of every row (context parallelism).",
-            low=1,
-            high=MAX_BATCH,
-        ),
+        BatchSize("On several ranks: the number of ranks that each have a chunk of every row (context parallelism)."),
     ] = 1
     ring: Annotated[
         bool,
@@ -115,19 +106,13 @@ class ParallelOptions(OptionGroup):
     ] = False
     tensor: Annotated[
         int,
-        Option(
-            "On several ranks: the number of ranks that share each layer (tensor and expert parallelism).",
-            low=1,
-            high=MAX_BATCH,
-        ),
+        BatchSize("On several ranks: the number of ranks that share each layer (tensor and expert parallelism)."),
     ] = 1
     pipeline: Annotated[
         int,
-        Option(
+        BatchSize(
             "On several ranks: the number of pipeline stages, each with some of the layers; --micro-batches go through them "
-            "(1F1B).",
-            low=1,
-            high=MAX_BATCH,
+            "(1F1B)."
         ),
     ] = 1
     timeout: Annotated[
@@ -144,7 +129,7 @@ class ParallelOptions(OptionGroup):
 class SampleOptions(OptionGroup):
     """The text that the model generates at the end of a run, and during it."""
 
-    sample: Annotated[int, Option("Tokens to generate at the end.", low=0, high=MAX_NEW_TOKENS)] = 160
+    sample: Annotated[int, SampleTokens("Tokens to generate at the end.")] = 160
     prompt: Annotated[str, Option("The prompt of the sample at the end.")] = "The "
     sample_every: Annotated[int, Option("Also generate a sample at every N-th eval (samples.jsonl).", low=0)] = 0
     temperature: Annotated[float, Option("The temperature of the sample; 0 picks the most probable token.", low=0.0)] = 0.8
