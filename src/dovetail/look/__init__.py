@@ -16,6 +16,8 @@ from dovetail.core.public_names import public_modules
 
 if TYPE_CHECKING:
     from dovetail.look.address import addresses as addresses
+    from dovetail.look.effects import Effect as Effect, effect as effect, token_rows as token_rows
+    from dovetail.look.findings import Finding as Finding, Findings as Findings, traits as traits
     from dovetail.look.gradient import integrated_gradients as integrated_gradients
     from dovetail.look.intervention import (
         freeze as freeze,
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
         steer as steer,
     )
     from dovetail.look.record import Trace as Trace
+    from dovetail.look.relations import repeated as repeated
     from dovetail.look.residual import unembed as unembed
     from dovetail.look.streaming import read_stream as read_stream, stream as stream
     from dovetail.look.sweeps import (
