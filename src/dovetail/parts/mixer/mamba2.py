@@ -65,6 +65,8 @@ class Mamba2(Recurrent):
     norm_before_gate: bool = False
 
     tp_region = True
+    values = "x"
+    values = "x"
     SAMPLES = {
         "inner": [60, 36],
         "head": [6, 3],

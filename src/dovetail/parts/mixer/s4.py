@@ -74,6 +74,8 @@ class S4(Recurrent):
     act: Act = child("gelu")
 
     tp_region = True
+    values = "x"
+    values = "x"
     SAMPLES = {
         "inner": [20, 36],
         "state_size": [5, 3],
