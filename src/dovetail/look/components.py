@@ -8,8 +8,8 @@ is a Gauss–Legendre sum. The attributions and `bias` (the metric of an empty s
 InputError is raised where they do not.
 
     attribute(model, ids, 17)                          the logit of token 17 at the last position, by component
-    attribute(model, ids, (17, 4), by="head")          a difference of logits, by head; what is left of a branch stays under its
-                                                       own address. Also "expert", "token" (the tokens that a mixer reads it from)
+    attribute(model, ids, (17, 4), by="head")          a difference of logits, by head; the rest of a branch stays under its
+                                                       own address. Also "expert", "token" (the tokens that a mixer reads)
     attribute(model, ids, 17, by="layers.3.ffn.hidden[channel]")        or any activation that its branch is linear in
 
 Elhage et al. 2021; Wang et al. 2022.
@@ -195,8 +195,8 @@ def _inside(
     branches: Mapping[str, Tensor],
     frozen: Mapping[str, Replacement],
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Each value times its weight in what its branch adds, and the sum of what is added without those values. `branches` are the
-    weights of what they add."""
+    """Each value times its weight in what its branch adds, and what is added without those values. `branches` are the weights of
+    what branches add."""
 
     def at(by: float) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         points = {a: (x * by).requires_grad_() for a, x in values.items()}

@@ -78,8 +78,8 @@ def patterns(
 ) -> Trace:
     """Return how much each token takes of each other one, by address: `layers.3.mixer.pattern` (rows, heads, n, n).
 
-    A mixer without a softmax has effective attention: (rows, heads, n, n), or (rows, channels, n, n) where every channel has its
-    own state; it may be negative, and its rows do not sum to 1. With `weighted`, entry (i, j) is multiplied by the norm of the
+    A mixer without a softmax has effective attention: (rows, heads, n, n), or (rows, channels, n, n) where each channel has a
+    state; it may be negative, and its rows do not sum to 1. With `weighted`, entry (i, j) is multiplied by the norm of the
     value of token j. `layers` defaults to all.
     """
     declared, chosen = taps(model.part), dict(mixers(model.part, layers))

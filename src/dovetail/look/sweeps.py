@@ -186,6 +186,7 @@ def each_index(target: Target, x: Tensor, experts: int = 0) -> Iterator[Target]:
 
 
 def site_of(target: Target, layout: TokenLayout) -> Site:
+    """The place of a target in a whole pass."""
     return Site(target, layout, 0, layout.order.amax(-1) + 1)
 
 

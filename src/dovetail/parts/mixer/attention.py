@@ -101,7 +101,6 @@ class Attention(SoftmaxMixer):
     source = "embed"  # the axis that keys and values are projected from
     attends = True
     values = "values"
-    values = "values"
 
     SAMPLES = {
         "heads": [6, 4],

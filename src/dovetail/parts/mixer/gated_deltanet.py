@@ -58,7 +58,6 @@ class GatedDeltaNet(Recurrent):
 
     tp_region = True
     values = "v"
-    values = "v"
     SAMPLES = {
         "heads": [4, 14],
         "key_heads": [2, None, 1],

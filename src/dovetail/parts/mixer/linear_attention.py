@@ -47,7 +47,6 @@ class LinearAttention(Recurrent):
 
     tp_region = True
     values = "v"
-    values = "v"
     SAMPLES = {"heads": [4, 2], "head": [None, 6], "bias": [False, True]}
 
     def axes(self, scope: Scope) -> Scope:

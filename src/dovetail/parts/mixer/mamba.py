@@ -56,7 +56,6 @@ class Mamba(Recurrent):
 
     tp_region = True
     values = "x"
-    values = "x"
     SAMPLES = {
         "inner": [60, 36],
         "state_size": [5, 8],

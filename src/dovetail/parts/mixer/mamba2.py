@@ -66,7 +66,6 @@ class Mamba2(Recurrent):
 
     tp_region = True
     values = "x"
-    values = "x"
     SAMPLES = {
         "inner": [60, 36],
         "head": [6, 3],

@@ -58,7 +58,6 @@ class Rwkv6(Recurrent):
 
     tp_region = True
     values = "v"
-    values = "v"
     SAMPLES = {"heads": [2, 4], "head": [5, None], "mix_rank": [3, 8], "decay_rank": [6, 9], "eps": [64e-5, 0.1]}
 
     def axes(self, scope: Scope) -> Scope:

@@ -75,7 +75,6 @@ class S4(Recurrent):
 
     tp_region = True
     values = "x"
-    values = "x"
     SAMPLES = {
         "inner": [20, 36],
         "state_size": [5, 3],
