@@ -195,8 +195,8 @@ def _inside(
     branches: Mapping[str, Tensor],
     frozen: Mapping[str, Replacement],
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Each value times its weight in what its branch adds, and what is added without those values. `branches` are the weights of
-    what branches add."""
+    """Each value times its weight in what its branch adds, and what is added without those values; `branches` are the weights
+    of what branches add."""
 
     def at(by: float) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         points = {a: (x * by).requires_grad_() for a, x in values.items()}

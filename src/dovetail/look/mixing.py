@@ -22,6 +22,7 @@ from dovetail.core.errors import InputError, SpecError
 from dovetail.core.fold import taps
 from dovetail.core.group import Mixer
 from dovetail.core.layout import TokenLayout
+from dovetail.core.module import Module
 from dovetail.core.part import walk
 from dovetail.look.record import Trace
 from dovetail.look.tracer import listened, trace
@@ -31,7 +32,7 @@ AT_ONCE = 2**24  # values per run of a scan
 LOOSEST = 0.05  # of the scale: by how much `y` in bfloat16 may differ from the pattern's
 
 
-class _Heard(Listener):
+class Heard(Listener):
     """Records activations by address in the order of the run, and the layouts of their tokens."""
 
     def __init__(self, addresses: set[str]) -> None:
@@ -88,11 +89,11 @@ def patterns(
     scans = {path for path in chosen if f"{path}.pattern" not in declared}
     wanted = {address for address in declared if address.rpartition(".")[0] in scans}
     wanted |= {f"{path}.{part.values}" for path, part in chosen.items() if weighted}
-    heard = _Heard(wanted | {f"{path}.pattern" for path in chosen})
+    heard = Heard(wanted | {f"{path}.pattern" for path in chosen})
     listened(model, tokens, heard, ctx)
     result = Trace()
     for path, part in chosen.items():
-        pattern = _effective(model, path, part, heard) if path in scans else heard.run[f"{path}.pattern"]
+        pattern = effective(model, path, part, heard) if path in scans else heard.run[f"{path}.pattern"]
         if weighted:
             address = f"{path}.{part.values}"
             pattern = pattern * _norms(heard.run[address], declared[address].split(), pattern.shape[1])
@@ -109,11 +110,12 @@ def _norms(values: Tensor, axes: Sequence[str], heads: int) -> Tensor:
     return values.abs().transpose(1, 2)[:, :, None] if per_channel else values.norm(dim=-1)[:, None, None]
 
 
-def _effective(model: ModelModule, path: str, part: Mixer, heard: _Heard) -> Tensor:
-    """(rows, heads or channels, n, n) the matrix that a scan applies to its values."""
+def effective(model: ModelModule, path: str, part: Mixer, heard: Heard) -> Tensor:
+    """Return the matrix (rows, heads or channels, n, n) that the scan of the mixer at this path applied to its values in a run."""
     address, y, names = f"{path}.{part.values}", f"{path}.y", list(heard.run)
     given = [a for a in names[: names.index(y)] if a.rpartition(".")[0] == path and a != address]
     values, layout, module = heard.run[address], heard.layouts[address], model.get_submodule(path)
+    assert isinstance(module, Module)
     if layout.order.dim() != 2:
         raise InputError(f"{path}.pattern: needs a batch (rows, n), not a flat one")
     rows, n = layout.order.shape
@@ -133,7 +135,10 @@ def _effective(model: ModelModule, path: str, part: Mixer, heard: _Heard) -> Ten
         repeated = TokenLayout.whole(rows * size, n, order.device) if whole else TokenLayout.of(order, seg)
         table = [(a, lambda _, x, v=v: v.to(x.dtype)) for a, v in fixed.items()]
         listener = Listener([*table, (y, lambda _, x, out=out: out.append(x))])
-        module(values.new_zeros(rows * size, n, model.part.width), Ctx(layout=repeated, listen=listener, ranks=model.ranks))
+        module(
+            values.new_zeros(rows * size, n, module.scope.size("embed")),
+            Ctx(layout=repeated, listen=listener, ranks=model.ranks),
+        )
         columns.append(out[0].unflatten(0, (rows, size)))
     every = torch.cat(columns, 1)  # (rows, groups, n, heads, count) or (rows, groups, n, channels)
     pattern = (every if per_head else every[..., None]).permute(0, 3, 2, 1, 4).flatten(-2)[..., :n]
