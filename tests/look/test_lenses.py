@@ -59,9 +59,7 @@ def test_a_tuned_lens_is_nearer_and_belongs_to_its_model(tmp_path: Path) -> None
 
 
 def test_streams_that_are_several_are_closed_first() -> None:
-    model = perturbed(
-        from_yaml("{width: 28, vocab: 62, layers: [{repeat: 2, wire: mhc, mixer: {heads: 2}, ffn: {hidden: 44}}]}")
-    )
+    model = perturbed(from_yaml("{width: 28, vocab: 62, layers: [{repeat: 2, wire: mhc, mixer: {heads: 2}}]}"))
     assert lens(model, IDS).kl.shape == (3, 2, 9)
 
 

@@ -46,7 +46,7 @@ def test_effective_attention_times_values_is_y(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", OTHER)
 def test_other_scans_have_none(kind: str) -> None:
-    with pytest.raises(SpecError, match=f"layers.0.mixer: {kind} computes no attention pattern and is not linear"):
+    with pytest.raises(SpecError, match=rf"layers\.0\.mixer: {kind} computes no attention pattern and is not linear"):
         patterns(model_of(kind), IDS)
 
 
@@ -56,7 +56,7 @@ def test_softmax_and_effective_patterns_stand_side_by_side() -> None:
     assert maps["layers.0.mixer.pattern"].shape == (2, 10, 9, 9)
     torch.testing.assert_close(maps["layers.1.mixer.pattern"].sum(-1), torch.ones(2, 2, 9, dtype=torch.float64))
     assert list(patterns(MIXED, IDS, [-1])) == ["layers.1.mixer.pattern"]
-    with pytest.raises(SpecError, match="layers.2: there is no such layer"):
+    with pytest.raises(SpecError, match=r"layers\.2: there is no such layer"):
         patterns(MIXED, IDS, [2])
 
 
@@ -87,7 +87,7 @@ def test_weighted_maps_and_rollout() -> None:
         flow = rollout(model, IDS)
         torch.testing.assert_close(flow.sum(-1), torch.ones(2, 9, dtype=torch.float64))
         assert flow.triu(1).abs().max() == 0
-    with pytest.raises(SpecError, match="mla declares no tap of its values|declares no tap of its values"):
+    with pytest.raises(SpecError, match="declares no tap of its values"):
         patterns(model_of("mla"), IDS, weighted=True)
 
 

@@ -111,7 +111,7 @@ def _norms(values: Tensor, axes: Sequence[str], heads: int) -> Tensor:
 
 
 def effective(model: ModelModule, path: str, part: Mixer, heard: Heard) -> Tensor:
-    """Return the matrix (rows, heads or channels, n, n) that the scan of the mixer at this path applied to its values in a run."""
+    """Return the matrix (rows, heads or channels, n, n) that the scan at this path applied to its values in a run."""
     address, y, names = f"{path}.{part.values}", f"{path}.y", list(heard.run)
     given = [a for a in names[: names.index(y)] if a.rpartition(".")[0] == path and a != address]
     values, layout, module = heard.run[address], heard.layouts[address], model.get_submodule(path)
