@@ -57,7 +57,7 @@ def test_the_ratio_is_clipped_where_it_went_far_enough():
 
 
 def test_the_divergence_is_that_of_the_policy_from_the_first_weights():
-    """A token with p = 0.2 now and 0.5 at first: 0.5/0.2 − ln(0.5/0.2) − 1 = 0.583709; the other direction would be 0.316291."""
+    """p = 0.2 now and 0.5 at first: 0.5 / 0.2 − ln(0.5 / 0.2) − 1 = 0.583709; the other direction would be 0.316291."""
     policy, first = torch.tensor([[0.2]]).double().log(), torch.tensor([[0.5]]).double().log()
     losses = Grpo(kl=0.5).token_losses(policy, policy, torch.zeros(1, 1), first)
     assert losses.item() == pytest.approx(0.5 * 0.583709, abs=1e-6)
