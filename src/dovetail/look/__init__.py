@@ -16,6 +16,7 @@ from dovetail.core.public_names import public_modules
 
 if TYPE_CHECKING:
     from dovetail.look.address import addresses as addresses
+    from dovetail.look.autoencoder import SAE as SAE, load_sae as load_sae, train_sae as train_sae
     from dovetail.look.components import attribute as attribute
     from dovetail.look.gradient import (
         gradient_times_input as gradient_times_input,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     )
     from dovetail.look.lenses import TunedLens as TunedLens, lens as lens, tuned_lens as tuned_lens
     from dovetail.look.mixing import patterns as patterns, rollout as rollout, routing as routing
+    from dovetail.look.probing import Probe as Probe, probe as probe
     from dovetail.look.record import Trace as Trace
     from dovetail.look.residual import unembed as unembed
     from dovetail.look.streaming import read_stream as read_stream, stream as stream
