@@ -1,4 +1,10 @@
-"""laws: check the laws on all parts, on one spec, on a model of another library, or on a running server."""
+"""Run the laws, property tests generated from the spec: on all parts, on one spec, on a model of another library, or on a
+running server.
+
+    dovetail laws llama-tiny --swap position=alibi
+    dovetail laws py:model.py:tiny --only causal padded
+    dovetail laws http://localhost:8000/v1
+"""
 
 from __future__ import annotations
 
