@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from dovetail.api.models import load
 from dovetail.api.options import InDir, OutFile
 from dovetail.api.result import Result
-from dovetail.core.errors import FileError, InputError
+from dovetail.core.errors import FileError, InputError, UsageError
 from dovetail.core.keywords import checks_keywords
 from dovetail.core.option import Option
 from dovetail.disk.atomic import check_free
@@ -148,7 +148,7 @@ def map(
     if out is not None:
         check_free(out, force)  # before the model is read
     if of == "lens" and (layer is not None or heads or target is not None):
-        raise InputError("of: a lens shows every layer of one text; leave out layer, heads and target")
+        raise UsageError("of: a lens shows every layer of one text; leave out layer, heads and target")
     module = load(model, watch=watch)
     spec, vocabulary = module.spec, module.vocabulary
     check_weights(module, spec)

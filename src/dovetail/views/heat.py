@@ -97,7 +97,7 @@ def heat_page(heat: Heat) -> Page:
     root = scaled.abs().sqrt() * scaled.sign()
     tiles = (root * 127 + 128 if heat.signed else (root * 255)).round().to(torch.uint8)
     names = {name: [printable(str(label)) for label in labels] for name, labels in heat._asdict().items() if name in NAMES}
-    values = {"what": heat.what, "signed": heat.signed, "limit": heat.limit}
+    values = {"what": printable(heat.what), "signed": heat.signed, "limit": heat.limit}
     data = {**names, **values, "words": names["words"] or None, "tiles": base64.b64encode(tiles.numpy().tobytes()).decode()}
     span = f"−{heat.limit:.3g} to {heat.limit:.3g}" if heat.signed else f"0 to {heat.limit:.3g}"
     note = f"{len(heat.rows)} rows × {len(heat.columns)} columns; color: {heat.what}, {span}, by its square root"
@@ -162,5 +162,5 @@ def _draw(heat: Heat, path: str | Path) -> None:
 def _panel(labels: int, panels: int) -> tuple[float, float]:
     """Return the side of a panel in inches, larger where there is one, and the size of a label in points, so that labels do not
     overlap."""
-    side = min(9.0 if panels == 1 else 6.0, max(2.3, (0.2 if panels == 1 else 0.125) * labels))
+    side = min(9.0, max(1.0, 0.3 * labels)) if panels == 1 else min(6.0, max(2.3, 0.125 * labels))
     return side, max(3.5, min(8.5, 0.78 * 72 * side / labels))

@@ -18,16 +18,17 @@
     const image = new ImageData(columns, rows);
     for (let i = 0; i < size; i++) {
       const q = bytes[panel * size + i], t = data.signed ? (q - 128) / 127 : q / 255, end = t < 0 ? other : high;
-      for (let k = 0; k < 3; k++) image.data[4 * i + k] = low[k] + (end[k] - low[k]) * Math.min(1, Math.abs(t));
+      const part = t ? 0.08 + 0.92 * Math.min(1, Math.abs(t)) : 0; // a small value is not blank
+      for (let k = 0; k < 3; k++) image.data[4 * i + k] = low[k] + (end[k] - low[k]) * part;
       image.data[4 * i + 3] = 255;
     }
     canvas.getContext("2d").putImageData(image, 0, 0);
     return canvas;
   }
   function paint(canvas, panel, width, labels) {
-    const ratio = window.devicePixelRatio || 1, cell = Math.max(1, Math.floor((width - 2 * labels) / columns * 8) / 8);
-    const high = data.words ? Math.max(cell, 22) : Math.max(cell, rows < 24 ? 14 : 0), left = labels && high >= 10 ? labels : 0;
-    const top = labels && cell >= 10 ? labels : 0, across = left + columns * cell, down = top + rows * high;
+    const ratio = window.devicePixelRatio || 1, inner = (width - labels) / columns, shows = labels && inner >= 10;
+    const cell = data.words ? Math.max(inner, 44) : shows || !labels ? inner : width / columns, high = data.words ? 26 : cell;
+    const left = shows || (labels && data.words) ? labels : 0, top = left, across = left + columns * cell, down = top + rows * high;
     canvas.width = across * ratio;
     canvas.height = down * ratio;
     canvas.style.width = across + "px";
