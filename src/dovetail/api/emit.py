@@ -1,4 +1,12 @@
-"""emit: a model as one plain PyTorch file, without imports of dovetail."""
+"""Write a model as one PyTorch file that imports only torch and the standard library.
+
+Weights saved by Dovetail load into the model of the file by the same names, and the outputs are bit-equal (for long sequences
+with a window, a bias or a soft-cap: equal up to rounding). A part that cannot be written is an error with its path.
+
+    dovetail emit llama-tiny -o llama.py
+    python llama.py                                    random weights
+    python llama.py my-model/model.safetensors         weights of `dovetail train` or `dovetail import`
+"""
 
 from __future__ import annotations
 
@@ -31,7 +39,9 @@ class EmittedFile(Result):
         return {"spec": self.name, "file": None if self.out is None else str(self.out), "lines": self.lines, "text": self.text}
 
     def view(self, width: int) -> View:
-        return self.text
+        if self.out is None:
+            return self.text.rstrip("\n")
+        return f"{self.out}: {self.lines} lines; python {self.out} runs it"
 
     def __str__(self) -> str:
         return self.text

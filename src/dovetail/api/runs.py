@@ -25,7 +25,7 @@ from dovetail.views.page import Page
 from dovetail.views.runs import run_curves, run_row, run_table, runs_page
 
 if TYPE_CHECKING:
-    from dovetail.api.compare_runs import Comparison
+    from dovetail.training.compare_runs import Comparison
     from dovetail.training.metrics import StepMetrics
     from dovetail.training.record import RunRecord
 
@@ -79,7 +79,7 @@ def runs(
     initial weights that both have are equal. `plot` writes their losses over each other to a .png, .svg or .pdf file;
     an existing one is replaced if `force`. `watch` is called with each run as soon as it is read.
     """
-    from dovetail.api.compare_runs import compare_runs
+    from dovetail.training.compare_runs import compare_runs
     from dovetail.training.record import find_runs, read_record
 
     records: list[RunRecord] = []

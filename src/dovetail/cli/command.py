@@ -116,17 +116,22 @@ def command_of(name: str) -> Command:
 
 def call(function: Callable[..., Any], options: Options) -> Any:
     """Call a function with options by name; its progress is shown where it reports any."""
+    from dovetail.cli.output import print_note
+    from dovetail.cli.printing import shown_loading
+    from dovetail.views.progress import delayed_bar, step_bar
+
     known, options = parameters(function), dict(options)
     with contextlib.ExitStack() as stack:
         if "watch" in known and "watch" not in options:
-            from dovetail.cli.printing import shown_loading
-
             directory = Path(options[next(iter(known))])
             options["watch"] = stack.enter_context(shown_loading(directory.name))
-        if "note" in known:
-            from dovetail.cli.output import print_note
-
-            options["note"] = print_note
+        for name in ("note", "announce"):
+            if name in known:
+                options[name] = print_note
+        if "progress" in known:
+            options["progress"] = stack.enter_context(step_bar(function.__name__))
+        if "on_step" in known:
+            options["on_step"] = stack.enter_context(delayed_bar("{task.description}", "calibrating", counts=True))
         names = list(known)
         first = next((names[: i + 1] for i, name in enumerate(names) if known[name].variadic), [])
         args = [value for name in first for value in _values(known[name], options.pop(name, ()))]

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from dovetail.cli.command import Options
+from dovetail.cli.command import Options, call
 from dovetail.cli.printing import Printer
 from dovetail.core.errors import UsageError
 from dovetail.core.option import Option, declared
-from dovetail.views.progress import step_bar
 
 
 def run(
@@ -36,6 +35,4 @@ def run(
         return printer.end(plan_serving(**given))
     if "gpus" not in given:
         raise UsageError("--gpus: give the number of GPUs to train on, or --serve")
-    with step_bar("plan") as move:
-        result = plan(**given, progress=move, watch=printer.event)
-    return printer.end(result)
+    return printer.end(call(plan, {**given, "watch": printer.event}))

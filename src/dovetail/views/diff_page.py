@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 from dovetail.account import Account, Node, account, usual_length
 from dovetail.core.units import count, flops, size
-from dovetail.views.diff import STYLES, field_groups, shape_text, tensor_groups
+from dovetail.views.diff import STYLES, shape_text
 from dovetail.views.page import Fact, body
 from dovetail.views.summary import description
 from dovetail.weights.surgery import Diff
+from dovetail.weights.surgery.groups import field_groups, tensor_groups
 
 OPEN = ("impossible", "dropped", "new", "transformed")  # statuses whose tables are unfolded at first
 

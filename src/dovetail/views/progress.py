@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.progress import (
     BarColumn,
@@ -114,9 +114,14 @@ def delayed_bar(text: str, name: str, *, counts: bool = False, ends: bool = Fals
 
 @contextmanager
 def step_bar(verb: str) -> Iterator[Callable[..., None]]:
-    """Yield a function move(step, done=None, total=None): a spinner with the current step, and a bar if steps are counted."""
+    """Yield a function move(step) or move(done, in all, step): a spinner with the current step, and a bar for counted steps."""
     columns = (SpinnerColumn(), TextColumn(f"{verb} {{task.description}}", markup=False), BarColumn(), TimeElapsedColumn())
     # rich would print results that are meant for a pipe on the terminal of the bar
     with Bar(*columns, console=SafeConsole(file=sys.stderr), transient=True, redirect_stdout=sys.stdout.isatty()) as bar:
         task = bar.add_task("", total=None)
-        yield lambda step, done=None, total=None: bar.update(task, description=step, completed=done, total=total)
+
+        def move(*step: Any) -> None:
+            counts = dict(zip(("completed", "total"), step[:-1], strict=False))
+            bar.update(task, description=step[-1], **counts)
+
+        yield move

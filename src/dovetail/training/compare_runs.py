@@ -18,8 +18,8 @@ from dovetail.core.fold import parameters
 from dovetail.training.plan import Plan
 from dovetail.training.record import RunRecord, shared
 from dovetail.training.settings import FREE, RECORDED, differing
-from dovetail.views.diff import field_groups
 from dovetail.weights.surgery import diff
+from dovetail.weights.surgery.groups import field_groups
 
 ORDER = ("seed", "batch", "length")
 DATA = ("sha256", "tokenizer")  # of what was recorded; images have no tokenizer
