@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from dovetail.look.address import addresses as addresses
     from dovetail.look.autoencoder import SAE as SAE, load_sae as load_sae, train_sae as train_sae
     from dovetail.look.components import attribute as attribute
+    from dovetail.look.effects import Effect as Effect, effect as effect, token_rows as token_rows
+    from dovetail.look.findings import Finding as Finding, Findings as Findings, traits as traits
     from dovetail.look.gradient import (
         gradient_times_input as gradient_times_input,
         integrated_gradients as integrated_gradients,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from dovetail.look.mixing import patterns as patterns, rollout as rollout, routing as routing
     from dovetail.look.probing import Probe as Probe, probe as probe
     from dovetail.look.record import Trace as Trace
+    from dovetail.look.relations import repeated as repeated
     from dovetail.look.residual import unembed as unembed
     from dovetail.look.streaming import read_stream as read_stream, stream as stream
     from dovetail.look.sweeps import (
