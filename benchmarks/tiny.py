@@ -15,11 +15,11 @@ from typing import NamedTuple
 import torch
 from measure import Goal, Row, arguments, progress, report
 
-from dovetail.api.tiny import typical
 from dovetail.construction import build
 from dovetail.core.errors import DovetailError
 from dovetail.hf.peaked import Inputs, in_bfloat16, opinionated, randomize
 from dovetail.hf.shrink import shrink
+from dovetail.hf.survey import typical
 from dovetail.model import Model, ModelModule
 
 FAMILIES = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.api.tiny import typical
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import declared
 from dovetail.files.spec import from_yaml, load_spec
@@ -12,6 +11,7 @@ from dovetail.hf.dialect import DIALECTS
 from dovetail.hf.hf import to_hf
 from dovetail.hf.resolved import explicit
 from dovetail.hf.shrink import representative, shrink
+from dovetail.hf.survey import typical
 
 
 @pytest.mark.parametrize("family", DIALECTS)

@@ -17,21 +17,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from dovetail.api.arguments import silent
 from dovetail.api.options import OUT
 from dovetail.api.show_data import DataSummary
-from dovetail.core.errors import FileError, UsageError
-from dovetail.core.limits import JSON_BYTES, TOKENIZER_BYTES
+from dovetail.core.errors import UsageError
 from dovetail.core.option import Option
 from dovetail.data.executors import Executor, ProcessPool, RayCluster, available_workers
 from dovetail.data.formats import Options
-from dovetail.data.plan import Settings, expand, make_plan
-from dovetail.disk.model_files import TOKENIZER_FILE
-from dovetail.disk.untrusted import Directory, exists, is_directory
-from dovetail.text.chat import CONFIG_FILE, special_token
+from dovetail.data.plan import BYTES, Settings, expand, make_plan
 from dovetail.views.progress import WorkProgress
 
 if TYPE_CHECKING:
     from dovetail.text.tokenizer import Tokenizer
-
-BYTES = "bytes"  # the name of the tokenizer with one token per byte
 
 
 def build_data(
@@ -88,15 +82,15 @@ def build_data(
     """
     from dovetail.data.build import build
     from dovetail.data.manifest import HELD_OUT
+    from dovetail.data.tokenizing import end_token, read_tokenizer
 
-    _check(lines, separator)
+    options = Options(field, lines, separator)
     if (workers, cluster, executor).count(None) < 2:
         raise UsageError("--workers: the units run in processes, on a --cluster or by an executor; give one of them")
     place, say = Path(out), note or silent
-    text, found = _tokenizer(tokenizer)
-    options = Options(field, lines, separator)
+    text, found = read_tokenizer(tokenizer)
     settings = Settings(
-        hashlib.sha256(text.encode()).hexdigest(), found.size, _end(found, tokenizer, end), options, deduplicate, held_out
+        hashlib.sha256(text.encode()).hexdigest(), found.size, end_token(found, tokenizer, end), options, deduplicate, held_out
     )
     files = expand([inputs] if isinstance(inputs, (str, Path)) else inputs)
     plan = make_plan(files, settings, format)
@@ -108,48 +102,3 @@ def build_data(
     if held_out and not manifest.splits[HELD_OUT].documents:
         say("no document is held out: there are too few; cut files into documents (--lines, --separator), or raise --held-out")
     return DataSummary(place, manifest)
-
-
-def _check(lines: bool, separator: str | None) -> None:
-    if lines and separator is not None:
-        raise UsageError("--separator: with --lines every line is a document; give one of them")
-    if separator is not None and ("\n" in separator or "\r" in separator):
-        raise UsageError("--separator: is compared with whole lines, so it cannot hold a line end; for blank lines give ''")
-
-
-def _tokenizer(given: str | Path | Tokenizer) -> tuple[str, Tokenizer]:
-    """Return the content of tokenizer.json, and the tokenizer."""
-    from dovetail.text.learn import LEAST, learn
-    from dovetail.text.tokenizer import Tokenizer
-
-    if isinstance(given, Tokenizer):
-        return given.to_json(), given
-    path = Path(given)
-    if is_directory(path):
-        return Directory(path).text(TOKENIZER_FILE, TOKENIZER_BYTES), Tokenizer.load(path)
-    if exists(path):
-        if path.name != TOKENIZER_FILE:
-            raise FileError(f"{path}: is not called {TOKENIZER_FILE}; give the directory that holds one")
-        return _tokenizer(path.parent)
-    if given != BYTES:
-        raise FileError(f"{given}: no such tokenizer; give a directory with a {TOKENIZER_FILE}, or {BYTES!r}")
-    learned = learn("", LEAST)
-    return learned.to_json(), learned
-
-
-def _end(tokenizer: Tokenizer, given: str | Path | Tokenizer, end: str | None) -> int | None:
-    """Return the id after each document."""
-    from dovetail.text.tokenizer import END, Tokenizer
-
-    if end is not None:
-        return tokenizer.id_of(end) if end else None
-    if (token := tokenizer.engine.token_to_id(END)) is not None:
-        return token
-    declared = None
-    if not isinstance(given, Tokenizer):
-        place = Path(given)
-        where = Directory(place if is_directory(place) else place.parent)
-        declared = where.json(CONFIG_FILE, JSON_BYTES).get("eos_token") if where.has(CONFIG_FILE) else None
-    if (content := special_token(declared)) is None:
-        raise UsageError(f"--end: {CONFIG_FILE} has no eos_token; name the token after each document, or '' for none")
-    return tokenizer.id_of(content)

@@ -23,7 +23,7 @@ from dovetail.api.arguments import Changes, SpecLike, read_spec
 from dovetail.api.models import load, save
 from dovetail.api.options import LAYERS, OUR_MODEL, REPLACE_MODEL, SWAP, InFile, Length, OutDir, Seed, Sets
 from dovetail.api.result import INTERRUPTED, Result
-from dovetail.core.errors import FileError, SpecError, UsageError
+from dovetail.core.errors import UsageError
 from dovetail.core.fold import parameters
 from dovetail.core.option import BatchSize, Option
 from dovetail.core.termination import Interrupt, delaying
@@ -37,10 +37,8 @@ from dovetail.views.progress import TrainingProgress
 
 if TYPE_CHECKING:
     from dovetail.api.spec_diff import SpecDiff
-    from dovetail.data.corpus import Batch, Corpus
     from dovetail.hf.load import Watch
     from dovetail.model import Model
-    from dovetail.text.tokenizer import Tokenizer
     from dovetail.transformer import Transformer
 
 
@@ -137,6 +135,7 @@ def graft(
     from dovetail.hf.load import origin
     from dovetail.hf.write import family_for
     from dovetail.text.tokenizer import Tokenizer
+    from dovetail.training.trial import Trial
     from dovetail.transformer import Transformer
     from dovetail.weights.surgery.transfer import graft as graft_model
 
@@ -157,7 +156,7 @@ def graft(
     if text is not None:
         if tokenizer is None and not isinstance(model, Transformer):
             tokenizer = Tokenizer.load(Path(model))
-        trial = _trial((old, new), text, tokenizer, batch, length, seed)
+        trial = Trial.open((old, new), text, tokenizer, batch, length, seed)
     before = model if isinstance(model, Transformer) else load(model, watch=watch)
     losses = {} if trial is None else {"before": trial.loss(before)}
     grafted, rows = graft_model(before, new, picks=picks, redraw=redraw, seed=seed)
@@ -170,7 +169,9 @@ def graft(
         if trial is not None:
             losses["after"] = trial.loss(grafted)
         if trial is not None and heal is not None:
-            history = trial.heal(grafted, heal, learning_rate, quiet, interrupted)
+            plan = Plan(minutes=heal, learning_rate=learning_rate, seed=seed, quiet=quiet)
+            with TrainingProgress(quiet) as show:
+                history = trial.heal(grafted, plan, interrupted, show)
             losses["healed"] = history[-1].val_loss or math.nan
     if place is not None:
         with delaying() if interrupted.received else nullcontext():  # what was trained so far
@@ -197,61 +198,6 @@ def _new_spec(
     if spec is not None:
         return read_spec(spec).after(set, swap).spec, picks
     return changed(old if picks is None else picked(old, picks), set, swap), picks
-
-
-@dc.dataclass(frozen=True)
-class _Trial:
-    """A text to evaluate models on and to train them with."""
-
-    corpus: Corpus
-    held_out: list[Batch]
-    tokenizer: Tokenizer
-    batch: int
-    length: int
-    seed: int
-
-    def loss(self, model: Transformer) -> float:
-        """Return the held-out loss in nats per token."""
-        from dovetail.training.loop import evaluate
-        from dovetail.training.task import text_objective
-
-        return evaluate(model, self.held_out, text_objective(model.part, self.tokenizer, self.length), self.seed)
-
-    def heal(self, model: Transformer, minutes: float, rate: float, quiet: bool, stop: Interrupt) -> list[StepMetrics]:
-        """Train for some minutes on the text that is not held out."""
-        from dovetail.training.loop import train
-        from dovetail.training.task import text_objective
-
-        def batches(step: int) -> Batch:
-            return self.corpus.batch(self.seed, step, self.batch, self.length)
-
-        plan = Plan(minutes=minutes, learning_rate=rate, seed=self.seed, quiet=quiet)
-        objective = text_objective(model.part, self.tokenizer, self.length)
-        with TrainingProgress(quiet) as show:
-            return train(model, batches, objective, plan, self.held_out, stop, show=show)
-
-
-def _trial(
-    specs: tuple[Model, Model], text: str | Path, tokenizer: Tokenizer | None, batch: int, length: int, seed: int
-) -> _Trial:
-    """Return the text, tokenized and checked against both specs."""
-    from dovetail.account import longest_length
-    from dovetail.data.corpus import Corpus, read_corpus
-    from dovetail.training.task import objective_kind
-
-    if tokenizer is None:
-        raise FileError(f"{text}: the model has no tokenizer to read it; load it from a directory with a tokenizer.json")
-    ids = tokenizer.encode(read_corpus(Path(text)))
-    for spec in specs:
-        objective_kind(spec, "text")
-        if len(ids) and int(ids.max()) >= spec.vocab:
-            problem = f"the text has token {int(ids.max())}; the vocabulary has {spec.vocab} tokens"
-            raise SpecError("vocab", problem, f"keep {tokenizer.size}, or leave --text out")
-        longest = longest_length(spec)
-        if longest is not None and length > longest:
-            raise SpecError("--length", f"{length} tokens; the limit of the model is {longest}")
-    corpus = Corpus.cut(ids, length, name=str(text))
-    return _Trial(corpus, list(corpus.validation(batch, length)), tokenizer, batch, length, seed)
 
 
 def _write(model: Transformer, source: Directory | None, out: Path, family: str | None, history: list[StepMetrics]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +19,7 @@ from dovetail.api.law_results import LawsResult, ModelLaws, SuiteLaws
 from dovetail.api.options import InDir, RunDtype, Seed, Sets, Spec, Swaps
 from dovetail.api.result import Event, Watch, unwatched
 from dovetail.core.dtypes import dtype_name
-from dovetail.core.errors import SpecError, UsageError, printable
+from dovetail.core.errors import printable
 from dovetail.core.extensions import load_parts
 from dovetail.core.option import Option
 from dovetail.core.option_group import OptionGroup, accepts_groups
@@ -34,14 +34,6 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int, str], None]  # (done, in all, the current law or the last failure)
 Announce = Callable[[str], None]
 SEEDS = 3  # of weights and inputs, on one spec: some bugs, and some wrong laws, show with few
-ONLY_OF_SERVERS = ("model", "key", "tokenizer", "dtype", "against", "exact")
-# the options that each way of running takes; any other is refused there
-TAKES = {
-    "sampled specs": {"quick", "only", "seed", "record"},
-    "a spec": {"set", "swap", "only", "seed", "seeds"},
-    "a model of another library": {"only", "seed", "as_is"},
-    "a server": {"only", "seed", *ONLY_OF_SERVERS},
-}
 
 
 @dc.dataclass(frozen=True)
@@ -129,12 +121,12 @@ def laws(
     """
     from dovetail.files.spec import to_yaml
     from dovetail.proof.laws.suite import known_laws
-    from dovetail.proof.subjects import SERVER, SPEC, kind_of, spec_subject
+    from dovetail.proof.subjects import SERVER, SPEC, check_options, kind_of, spec_subject
 
     load_parts(load)
     kind = kind_of(spec) if isinstance(spec, str) else SPEC
     options = {"quick": quick, "only": only, "seed": seed, "seeds": seeds, "as_is": as_is, "record": record}
-    _check_options(spec, kind, options | {"set": set, "swap": swap, **vars(server)})
+    check_options(spec is not None, kind, options | {"set": set, "swap": swap, **vars(server)})
     report = progress or silent
     if spec is None:
         return _on_all(quick, seed, report, record, known_laws(only), watch)
@@ -147,29 +139,6 @@ def laws(
     return _on_subject(spec_subject(name, to_yaml(changed), seed, seeds or SEEDS), SPEC, names, report, watch)
 
 
-def _check_options(spec: SpecLike | None, kind: SubjectKind, options: Mapping[str, Any]) -> None:
-    """Raise for an option that the way of running does not use."""
-    from dovetail.proof.subjects import SERVER, kind_of
-
-    way = _way(spec, kind)
-    unused = [
-        name for name, value in options.items() if value not in (False, 0, None) and value != () and name not in TAKES[way]
-    ]
-    flags = [f"--{name.replace('_', '-')}" for name in unused]
-    if kind is not SERVER and (served := [flag for flag, name in zip(flags, unused, strict=True) if name in ONLY_OF_SERVERS]):
-        raise UsageError(f"{served[0]}: is for a server, and none is given; name one: dovetail laws http://HOST/v1")
-    if {"set", "swap"} & {*unused}:
-        raise SpecError("--set, --swap", "change a spec, and none is given", "name one: dovetail laws SPEC --swap …")
-    if "record" in unused:
-        raise UsageError("--record: outcomes are recorded for all sampled specs; leave out the spec")
-    if flags:
-        raise UsageError(f"{flags[0]}: is not used on {way}; leave it out")
-    if options["seeds"] is not None and options["seeds"] < 1:
-        raise UsageError(f"--seeds: is {options['seeds']}; the minimum is 1")
-    if options["against"] is not None and kind_of(options["against"]) is not SERVER:
-        raise UsageError(f"--against: {printable(options['against'])} is not the URL of a server; write http://HOST/v1")
-
-
 def _opened(url: str, server: ServerOptions, seed: int) -> served.Served:
     from dovetail.proof.served import run as served
     from dovetail.text.tokenizer import Tokenizer
@@ -178,15 +147,6 @@ def _opened(url: str, server: ServerOptions, seed: int) -> served.Served:
     dtype = None if server.dtype is None else dtype_name(server.dtype)
     known: dict[str, Any] = {**vars(server), "tokenizer": tokenizer, "dtype": dtype}
     return served.opened(url, **known, seed=seed)
-
-
-def _way(spec: SpecLike | None, kind: SubjectKind) -> str:
-    """The key of TAKES."""
-    from dovetail.proof.subjects import SERVER, SPEC
-
-    if spec is None:
-        return "sampled specs"
-    return "a spec" if kind is SPEC else "a server" if kind is SERVER else "a model of another library"
 
 
 def _on_all(

@@ -24,13 +24,8 @@ from dovetail.disk.untrusted import Directory
 from dovetail.views.blocks import View
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from dovetail.core.linear import Linear
     from dovetail.hf.load import Watch
     from dovetail.transformer import Transformer
-
-Changes = dict[str, list[tuple[float, "Tensor"]]]  # by path: (factor, change) of each adapter
 
 
 @dc.dataclass(frozen=True, repr=False)
@@ -79,14 +74,12 @@ def merge(
     (weights/adapters/lora.py). `weights` has one factor for each adapter, 1 by default. An adapter of another base is
     refused, unless with `any_base`.
     """
-    import torch
-
     from dovetail.files.model_dir import must_be_free
     from dovetail.hf import load as loading
     from dovetail.hf.adapter import base_place, family_of, is_adapter, load_adapter
     from dovetail.hf.write import model_pieces, write_own, write_theirs
-    from dovetail.weights.adapters.attach import detach
     from dovetail.weights.adapters.lora import combine
+    from dovetail.weights.adapters.merge import merge_adapters
 
     if not adapters and is_adapter(directory):
         directory, adapters = base_place(directory), (directory,)
@@ -98,20 +91,8 @@ def merge(
     if out is not None:
         must_be_free(Path(out), force)
     model = loading.load(directory, watch=watch)
-    changes: Changes = {}
-    biases: Changes = {}
-    leaves: dict[str, Linear] = {}
-    combined = functools.partial(combine, method=method, density=density, seed=seed)
-    with torch.no_grad():
-        for factor, adapter in zip(factors, adapters, strict=True):
-            load_adapter(model, adapter, any_base=any_base, family=family_of(directory))
-            _collect(model, factor, changes, biases, leaves)
-            detach(model)
-        for path, leaf in leaves.items():
-            weight = leaf.dense() + combined(*_apart(changes[path]), path=path)
-            own = biases.get(path)
-            bias = leaf.bias if own is None else leaf.bias + combined(*_apart(own), path=f"{path}.bias")
-            leaf.set_matrix(weight, bias)
+    attach = [functools.partial(load_adapter, model, one, any_base=any_base, family=family_of(directory)) for one in adapters]
+    leaves = merge_adapters(model, attach, factors, functools.partial(combine, method=method, density=density, seed=seed))
     if out is not None:
         source = Directory(directory)
         if hf:
@@ -119,25 +100,4 @@ def merge(
         else:
             write_own(model, source, out)
     names = tuple(str(adapter) for adapter in adapters)
-    return MergedModel(model, Path(directory), names, len(leaves), None if out is None else Path(out))
-
-
-def _collect(model: Transformer, factor: float, changes: Changes, biases: Changes, leaves: dict[str, Linear]) -> None:
-    """Take the change that each adapter of a model makes, once for each weight."""
-    from dovetail.core.declared_tensors import adapted_leaves
-
-    known: set[int] = set()
-    for path, leaf in adapted_leaves(model):
-        adapter = leaf.adapter
-        if adapter is None or id(adapter) in known:
-            continue
-        known.add(id(adapter))
-        leaves[path] = leaf
-        changes.setdefault(path, []).append((factor, adapter.matrix(leaf) - leaf.dense()))
-        bias = adapter.merged_bias(leaf)
-        if bias is not None and bias is not leaf.bias:
-            biases.setdefault(path, []).append((factor, bias - leaf.bias))
-
-
-def _apart(pairs: list[tuple[float, Tensor]]) -> tuple[list[Tensor], list[float]]:
-    return [change for _, change in pairs], [factor for factor, _ in pairs]
+    return MergedModel(model, Path(directory), names, leaves, None if out is None else Path(out))

@@ -20,11 +20,10 @@ from dovetail.api.options import OUT, Length, RunDtype, Seed
 from dovetail.api.result import Result
 from dovetail.core.dtypes import dtype_name
 from dovetail.core.errors import SpecError
+from dovetail.core.limits import DECODED
 from dovetail.core.option import Option
 from dovetail.disk.atomic import check_free
 from dovetail.views.blocks import View
-
-STEPS = 4  # tokens of a row that are decoded one by one
 
 
 @dc.dataclass(frozen=True, repr=False)
@@ -66,7 +65,7 @@ def record(
     ] = (),
     rows: Annotated[int, Option("Rows of random tokens, if no prompt is given.")] = 2,
     length: Annotated[int | None, Length("Tokens per row.")] = None,
-    steps: Annotated[int, Option("The last tokens of each row that are decoded one by one.")] = STEPS,
+    steps: Annotated[int, Option("The last tokens of each row that are decoded one by one.")] = DECODED,
     dtype: Annotated[str, RunDtype("The dtype in which the engine runs.")] = "float32",
     python: Annotated[str | Path | None, Option("The interpreter of the engine's environment.")] = None,
     seed: Annotated[int, Seed("The seed of the random prompt.")] = 0,
@@ -92,13 +91,12 @@ def record(
 
 def _ids(model: str | Path, prompts: tuple[str, ...], rows: int, length: int | None, seed: int) -> list[list[int]]:
     """The token ids of the prompts, or random ones for the model's spec."""
-    from dovetail.proof.compare.prompt import random_prompt
+    from dovetail.proof.compare.prompt import ids_in, random_prompt
 
     if not prompts:
         return random_prompt(read_spec(model).spec, rows=rows, length=length, seed=seed).ids()
-    if not all(text.replace(" ", "").isdigit() for text in prompts):
+    if (found := ids_in(prompts)) is None:
         raise SpecError("prompt", "an engine is given token ids", "write them as numbers: --prompt '3 14 15'")
-    found = [[int(word) for word in text.split()] for text in prompts]
     if len({len(row) for row in found}) != 1:
         raise SpecError("prompt", "all prompts must have the same number of tokens")
     return found

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses as dc
-import importlib.util
-import ipaddress
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,11 +24,11 @@ from dovetail.api.options import (
     InDir,
     InFile,
 )
-from dovetail.core.errors import FileError, UsageError, install_command
 from dovetail.core.limits import QUEUED
 from dovetail.core.option import Option
 from dovetail.core.option_group import accepts_groups
-from dovetail.disk.untrusted import Directory, read_regular
+from dovetail.disk.untrusted import Directory
+from dovetail.serving.http.access import check_exposed, check_extra, read_keys, url_of
 from dovetail.serving.http.options import HttpOptions, Options
 
 if TYPE_CHECKING:
@@ -38,9 +36,6 @@ if TYPE_CHECKING:
 
     from dovetail.serving.client import LogFormat
     from dovetail.serving.worker import ProcessClient
-
-PACKAGES = ("fastapi", "uvicorn", "starlette", "prometheus_client")  # of the extra `serve`
-KEY_FILE_BYTES = 1 << 16
 
 
 @accepts_groups
@@ -85,7 +80,7 @@ def serve(
     """
     import asyncio
 
-    _check_extra()
+    check_extra()
     from dovetail.serving.http.log import logging_to_stderr
     from dovetail.serving.http.server import bound_socket
 
@@ -149,36 +144,6 @@ async def _serve(
 
     async with open_app(model, options, engine, queued=queued, restart=restart) as app:
         await run_server(app, sock, options.drain_seconds, ready)
-
-
-def read_keys(path: str | Path) -> list[str]:
-    """Return the API keys of a file: one per line; empty lines and lines that begin with # are left out."""
-    text = read_regular(Path(path), KEY_FILE_BYTES, "API keys")
-    keys = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    if not keys:
-        raise FileError(f"{path}: holds no API key; write one per line")
-    return keys
-
-
-def url_of(host: str, port: int) -> str:
-    """The URL of a server."""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _check_extra() -> None:
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UsageError(f"serve: needs the package {missing[0]}: {install_command('serve')}")
-
-
-def check_exposed(host: str, keys: Sequence[str]) -> None:
-    """Raise where other machines could ask without a key."""
-    try:
-        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        local = False
-    if not local and not keys:
-        raise UsageError(f"--host {host}: other machines reach this address; give --api-key or --api-key-file")
 
 
 def _report(ready: Callable[[str], None] | None, url: str, log_format: LogFormat) -> None:

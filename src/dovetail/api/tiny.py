@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from dovetail.api.arguments import SpecLike, read_spec
 from dovetail.api.result import Result
 from dovetail.core.fold import declared
-from dovetail.core.limits import CONFIG_BYTES
-from dovetail.disk.untrusted import Directory, exists
 from dovetail.views.blocks import View
 
 if TYPE_CHECKING:
@@ -90,44 +88,12 @@ def tiny(
     from dovetail.files.model_dir import must_be_free
     from dovetail.hf.peaked import opinionated
     from dovetail.hf.shrink import shrink
+    from dovetail.hf.survey import family_source
     from dovetail.hf.write import write_fresh
 
     must_be_free(Path(out), force)
-    spec, named = _source(model)
+    spec, named = family_source(model) or (read_spec(model).spec, None)
     small = shrink(spec, family or named)
     built, opinion = opinionated(small, seed)
     ported = write_fresh(built, out, family or named)
     return TinyCheckpoint(Path(out), ported.dialect, ported.form.architecture, small, opinion)
-
-
-def _source(model: SpecLike | Mapping[str, Any]) -> tuple[Model, str | None]:
-    """The spec, and the family it is from."""
-    from dovetail.hf.dialect import DIALECTS
-    from dovetail.hf.hf import from_hf
-    from dovetail.hf.load import origin
-    from dovetail.hf.quantized import split_quantization
-
-    if isinstance(model, Mapping):
-        return from_hf(split_quantization(model)[0]), str(model.get("model_type"))
-    if isinstance(model, (str, Path)):
-        path = Path(model)
-        if str(model) in DIALECTS and not exists(path):
-            return typical(str(model)), str(model)
-        if path.suffix == ".json":
-            return _source(Directory(path.parent).json(path.name, CONFIG_BYTES))
-        if path.is_dir():
-            spec, config = origin(Directory(path))
-            return spec, None if config is None else str(config.get("model_type"))
-    return read_spec(model).spec, None
-
-
-def typical(name: str) -> Model:
-    """The spec of a family, as its language model if it has one."""
-    from dovetail.hf.config import base_spec
-    from dovetail.hf.dialect import DIALECTS
-    from dovetail.hf.peaked import predicts_tokens
-    from dovetail.hf.survey import family_spec
-
-    dialect = DIALECTS[name]
-    forms = [form for form in dialect.forms if predicts_tokens(base_spec(dialect, form))]
-    return family_spec(dialect, (forms or dialect.forms)[0])

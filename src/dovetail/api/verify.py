@@ -21,18 +21,15 @@ Exit code 0: the same function. 1: two functions, or NaN or infinity. Other code
 from __future__ import annotations
 
 import dataclasses as dc
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from dovetail.api.arguments import silent
 from dovetail.api.options import InFile, RunDtype
-from dovetail.api.record import STEPS
 from dovetail.api.result import Event, Result, Watch, unwatched
-from dovetail.api.verify_prompt import PromptOptions, first_tokenizer, read_prompt
+from dovetail.api.verify_prompt import PromptOptions
 from dovetail.core.dtypes import dtype_of
-from dovetail.core.errors import FileError, UsageError
 from dovetail.core.limits import ANSWER_SECONDS
 from dovetail.core.option import Option
 from dovetail.core.option_group import accepts_groups
@@ -44,10 +41,10 @@ if TYPE_CHECKING:
 
     from dovetail.proof.compare.check import Pass, Verdict
     from dovetail.proof.compare.comparison import Status
-    from dovetail.proof.compare.dump import Dump
     from dovetail.proof.compare.opening import SideLike
     from dovetail.proof.compare.prompt import Prompt
     from dovetail.proof.compare.server import ServerRow, ServerVerdict
+    from dovetail.proof.compare.sides import Side
     from dovetail.proof.rollouts.verdict import RolloutStatus, RolloutVerdict
 
 OLDER = Option("An earlier checkpoint that may have sampled the rollouts: DIR or hf:DIR; may be given many times.", repeat=True)
@@ -56,7 +53,6 @@ MAP = Option(
     "of the layer.",
     repeat=True,
 )
-SERVER = ("http://", "https://")
 
 
 @dc.dataclass(frozen=True, repr=False)
@@ -146,34 +142,46 @@ def verify(
     is explained; `older` are earlier checkpoints that may have sampled it. `progress` is called with a line per step, and
     `watch` with the result of each pass, or prompt of a server, as soon as it is known.
     """
+    from dovetail.proof.compare import opening
     from dovetail.proof.compare.check import verify as verify_sides
     from dovetail.proof.compare.dump_check import verify_dump
-    from dovetail.proof.compare.opening import local, pair
     from dovetail.proof.compare.server import compare_server
+    from dovetail.proof.rollouts.check import explain_file
 
-    report_step, pairs, prompts = progress or silent, _pairs(map), cast("PromptOptions", prompt)
+    report_step, pairs, given = progress or silent, opening.module_pairs(map), cast("PromptOptions", prompt)
     on_pass, on_row = _watching(watch)
     dtype = None if dtype is None else dtype_of(dtype)
-    _check_sides(a, b, rollouts, older)
+    opening.check_sides(a, b, rollouts, older)
     if rollouts is not None:
-        return _rollouts(a, rollouts, older, dtype, pairs, why, report_step)
+        return Verification(explain_file(a, rollouts, older, dtype, pairs, why, report_step))
     assert b is not None, "two sides, or rollouts"
-    tokenizer = first_tokenizer(a, b)
-    report_step(f"reading {_label(a)} and {_label(b)}")
-    if isinstance(b, str) and b.startswith(SERVER):
-        read = read_prompt(prompts, tokenizer, side := local(a, pairs))
+    tokenizer = opening.first_tokenizer(a, b)
+    report_step(f"reading {opening.label_of(a)} and {opening.label_of(b)}")
+
+    def read(*sides: Side) -> Prompt:
+        return opening.read_prompt(given.prompt, given.rows, given.length, given.seed, tokenizer, *sides)
+
+    if isinstance(b, str) and b.startswith(opening.SERVER):
+        side = opening.local(a, pairs)
         verdict = compare_server(
-            side, b, read, model=model, tokenizer=tokenizer, seconds=timeout, progress=report_step, watch=on_row
+            side, b, read(side), model=model, tokenizer=tokenizer, seconds=timeout, progress=report_step, watch=on_row
         )
         return Verification(verdict)
-    if isinstance(b, str) and _recorded(b):
-        side = local(a, pairs)
-        with _dump(b, lambda: read_prompt(prompts, tokenizer, side), decode, dtype, python, report_step) as dump:
+    if isinstance(b, str) and opening.is_recorded(b):
+        side = opening.local(a, pairs)
+        with opening.open_dump(b, lambda: read(side), decode, dtype, python, report_step) as dump:
             return Verification(verify_dump(side, dump, why=why, progress=report_step, watch=on_pass), every)
-    first, second = pair(a, b, pairs)
-    read, longest = read_prompt(prompts, tokenizer, first, second), prompts.longest
+    first, second = opening.pair(a, b, pairs)
     compared = verify_sides(
-        first, second, read, dtype=dtype, why=why, decode=decode, longest=longest, progress=report_step, watch=on_pass
+        first,
+        second,
+        read(first, second),
+        dtype=dtype,
+        why=why,
+        decode=decode,
+        longest=given.longest,
+        progress=report_step,
+        watch=on_pass,
     )
     return Verification(compared, every)
 
@@ -186,90 +194,3 @@ def _watching(watch: Watch) -> tuple[Callable[[Pass], None], Callable[[int, Serv
         lambda one: watch(Event("pass", one.data(), pass_line(one))),
         lambda number, row: watch(Event("prompt", {"prompt": number, **row.data()}, row_line(number, row))),
     )
-
-
-def _check_sides(a: SideLike, b: SideLike | None, rollouts: object, older: object) -> None:
-    """Raise unless there are two sides, the first of which runs here, or one and rollouts."""
-    if isinstance(a, str) and (a.startswith(SERVER) or _recorded(a)):
-        kind = "a server" if a.startswith(SERVER) else "a dump or another engine"
-        raise FileError(f"{a}: {kind} can be the second side only; the first must be run here")
-    if rollouts is not None and b is not None:
-        raise UsageError("rollouts are compared with one model; give one side")
-    if rollouts is None and b is None:
-        raise UsageError("verify compares two sides; give a second one, or --rollouts FILE")
-    if rollouts is None and older:
-        raise UsageError("--older names the weights that sampled rollouts; also give --rollouts FILE")
-
-
-def _recorded(side: str) -> bool:
-    """Whether a side is a dump, or recorded by another engine."""
-    from dovetail.proof.compare.engines import engines
-    from dovetail.proof.compare.opening import DUMP
-
-    return side.startswith(DUMP) or side.partition(":")[0] in engines()
-
-
-@contextmanager
-def _dump(
-    side: str,
-    prompt: Callable[[], Prompt],
-    decode: bool,
-    dtype: torch.dtype | None,
-    python: str | Path | None,
-    progress: Callable[[str], None],
-) -> Generator[Dump]:
-    """Yield the dump of a side, which another engine records now, or has recorded."""
-    from dovetail.proof.compare.dump import Dump
-    from dovetail.proof.compare.engines import recorded
-    from dovetail.proof.compare.opening import DUMP
-
-    if side.startswith(DUMP):
-        yield Dump(side.removeprefix(DUMP))
-        return
-    engine, _, place = side.partition(":")
-    name, ids = "float32" if dtype is None else str(dtype).removeprefix("torch."), prompt().ids()
-    progress(f"recording {side}")
-    with recorded(engine, place, ids, steps=STEPS if decode else 0, dtype=name, python=python) as dump:
-        yield dump
-
-
-def _rollouts(
-    a: SideLike,
-    file: str | Path,
-    older: Sequence[SideLike] | str | Path,
-    dtype: torch.dtype | None,
-    pairs: Mapping[str, str],
-    why: bool,
-    progress: Callable[[str], None],
-) -> Verification:
-    """Explain the gap between the log-probs in a file and those of a side."""
-    from dovetail.proof.compare.opening import EMITTED, local
-    from dovetail.proof.rollouts.check import explain_rollouts
-    from dovetail.proof.rollouts.file import read_rollouts
-
-    if isinstance(a, str) and a.startswith(EMITTED):
-        raise UsageError(f"{a}: emitted files hold no weights; give the model directory")
-    progress(f"reading {file}")
-    rollouts = read_rollouts(file)
-    before = (older,) if isinstance(older, (str, Path)) else tuple(older)
-    progress(f"reading {_label(a)}")
-    side, earlier = local(a, pairs), [local(one, pairs) for one in before]
-    verdict = explain_rollouts(side, str(file), rollouts, older=earlier, dtype=dtype, why=why, progress=progress)
-    return Verification(verdict)
-
-
-def _label(side: SideLike) -> str:
-    return str(side) if isinstance(side, (str, Path)) else "a model in memory"
-
-
-def _pairs(map: Iterable[str] | Mapping[str, str]) -> dict[str, str]:
-    """Return the modules that `map` pairs; strings are THEIRS=OURS."""
-    if isinstance(map, Mapping):
-        return {theirs: map[theirs] for theirs in map}
-    pairs: dict[str, str] = {}
-    for text in map:
-        theirs, equals, ours = text.partition("=")
-        if not equals or not theirs or not ours:
-            raise FileError(f"--map takes THEIRS=OURS, not {text!r}")
-        pairs[theirs] = ours
-    return pairs

@@ -23,7 +23,7 @@ from dovetail.core.option import Option
 from dovetail.core.termination import surviving_interrupts
 
 if TYPE_CHECKING:
-    from dovetail.api.chat import Chat
+    from dovetail.serving.chat import Chat
 
 PROMPT = "› "
 HELP = "/undo the last turn, /forget all, /save FILE, /bye or Ctrl-D to end"

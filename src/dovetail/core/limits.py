@@ -51,6 +51,8 @@ TEMPLATE_CHARACTERS = 10**6  # of output
 
 # -- servers
 ANSWER_BYTES = MB
+PROMPT_TOKENS = 65_536  # of a prompt that two sides read
+DECODED = 4  # tokens of a row that another engine decodes one by one
 ANSWER_SECONDS = 120.0  # of one answer, from the connection to its last byte
 
 # -- requests to our server

@@ -39,6 +39,12 @@ class Options:
     lines: bool = False  # text: one document per line
     separator: str | None = None  # text: the line between two documents
 
+    def __post_init__(self) -> None:
+        if self.lines and self.separator is not None:
+            raise UsageError("--separator: with --lines every line is a document; give one of them")
+        if self.separator is not None and ("\n" in self.separator or "\r" in self.separator):
+            raise UsageError("--separator: is compared with whole lines, so it cannot hold a line end; for blank lines give ''")
+
 
 class Span(NamedTuple):
     """A part of a file that is read by itself, and how many bytes it has, about."""

@@ -21,6 +21,7 @@ from dovetail.core.limits import MB
 from dovetail.data.formats import FORMATS, Options, format_of
 from dovetail.disk.untrusted import exists, problem
 
+BYTES = "bytes"  # the name of the tokenizer with one token per byte
 UNIT_BYTES = (MB, 256 * MB)  # of input per unit, at least and at most
 UNITS = 256  # that are aimed at between these limits: many more than processes, for an even end and a smooth progress bar
 MOST_UNITS = 8192  # of a corpus of terabytes, whose units are larger

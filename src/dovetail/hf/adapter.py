@@ -12,11 +12,14 @@ from pathlib import Path
 
 from dovetail.core.errors import FileError
 from dovetail.core.limits import CONFIG_BYTES
+from dovetail.decoding.generation import check_generates
 from dovetail.disk.model_files import ADAPTER_FILE, INDEX_FILE, PEFT_CONFIG, PEFT_WEIGHTS, WEIGHTS_FILE
 from dovetail.disk.untrusted import Directory
+from dovetail.hf.load import origin
 from dovetail.hf.peft import read_peft
 from dovetail.hf.write import imported_config
 from dovetail.model import Model, ModelModule
+from dovetail.text.tokenizer import check_tokenizer
 from dovetail.weights.adapters.attach import Applied
 from dovetail.weights.adapters.storage import Stored, base_of, put, read_description, read_stored
 
@@ -69,3 +72,10 @@ def base_place(directory: str | Path) -> Path:
             return place
     named = "names no base" if name is None else f"its base {name[:200]} is not there"
     raise FileError(f"{where.place}: holds an adapter, and {named}; give the model and --adapter {where.place}")
+
+
+def check_generates_text(directory: str | Path) -> None:
+    """Raise, before any weight is read, where the model of a directory cannot generate text."""
+    where = Directory(base_place(directory) if is_adapter(directory) else directory)
+    check_generates(origin(where).spec)
+    check_tokenizer(where)

@@ -6,14 +6,23 @@ from __future__ import annotations
 
 import dataclasses as dc
 import inspect
+from collections.abc import Mapping
 from importlib import import_module
 from itertools import zip_longest
+from pathlib import Path
+from typing import Any, cast
 
 from dovetail.core.errors import SpecError
+from dovetail.core.limits import CONFIG_BYTES
+from dovetail.disk.untrusted import Directory, exists
 from dovetail.hf import dialect as package
 from dovetail.hf.check import written
+from dovetail.hf.config import base_spec
 from dovetail.hf.dialect import DIALECTS, FILES
 from dovetail.hf.hf import from_hf
+from dovetail.hf.load import origin
+from dovetail.hf.peaked import predicts_tokens
+from dovetail.hf.quantized import split_quantization
 from dovetail.hf.table import Dialect, Form
 from dovetail.model import Model
 
@@ -60,3 +69,27 @@ def family_spec(dialect: Dialect, form: Form) -> Model:
         return from_hf(short, dialect)
     except SpecError:
         return from_hf(config, dialect)
+
+
+def typical(name: str) -> Model:
+    """The spec of a family, as its language model if it has one."""
+    dialect = DIALECTS[name]
+    forms = [form for form in dialect.forms if predicts_tokens(base_spec(dialect, form))]
+    return family_spec(dialect, (forms or dialect.forms)[0])
+
+
+def family_source(model: object) -> tuple[Model, str | None] | None:
+    """The spec of a config, a model type or a model directory, and the family it is from; None for anything else."""
+    if isinstance(model, Mapping):
+        config = cast(Mapping[str, Any], model)
+        return from_hf(split_quantization(config)[0]), str(config.get("model_type"))
+    if isinstance(model, (str, Path)):
+        path = Path(model)
+        if str(model) in DIALECTS and not exists(path):
+            return typical(str(model)), str(model)
+        if path.suffix == ".json":
+            return family_source(Directory(path.parent).json(path.name, CONFIG_BYTES))
+        if path.is_dir():
+            spec, config = origin(Directory(path))
+            return spec, None if config is None else str(config.get("model_type"))
+    return None

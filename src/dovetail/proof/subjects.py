@@ -10,7 +10,7 @@ import dataclasses as dc
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dovetail.core.errors import printable
+from dovetail.core.errors import SpecError, UsageError, printable
 from dovetail.files.spec import load_spec, to_yaml
 from dovetail.proof.foreign.laws import FOREIGN
 from dovetail.proof.foreign.opening import opened
@@ -20,6 +20,15 @@ from dovetail.proof.laws.suite import try_spec
 from dovetail.proof.served import run as served
 
 WORST = ("failed", "excepted", "excepted but passed", "passed", "not applicable")  # states, the one that says most first
+
+ONLY_OF_SERVERS = ("model", "key", "tokenizer", "dtype", "against", "exact")
+# the options that each way of running takes; any other is refused there
+TAKES = {
+    "sampled specs": {"quick", "only", "seed", "record"},
+    "a spec": {"set", "swap", "only", "seed", "seeds"},
+    "a model of another library": {"only", "seed", "as_is"},
+    "a server": {"only", "seed", *ONLY_OF_SERVERS},
+}
 
 
 @dc.dataclass(frozen=True)
@@ -100,3 +109,31 @@ SUBJECTS: dict[str, SubjectKind] = {
 def kind_of(name: str) -> SubjectKind:
     """The kind of subject that a name belongs to."""
     return next((kind for prefix, kind in SUBJECTS.items() if name.startswith(prefix)), SPEC)
+
+
+def check_options(given: bool, kind: SubjectKind, options: Mapping[str, Any]) -> None:
+    """Raise for an option that the way of running does not use; `given` says whether there is a subject."""
+    way = _way(given, kind)
+    unused = [
+        name for name, value in options.items() if value not in (False, 0, None) and value != () and name not in TAKES[way]
+    ]
+    flags = [f"--{name.replace('_', '-')}" for name in unused]
+    if kind is not SERVER and (served := [flag for flag, name in zip(flags, unused, strict=True) if name in ONLY_OF_SERVERS]):
+        raise UsageError(f"{served[0]}: is for a server, and none is given; name one: dovetail laws http://HOST/v1")
+    if {"set", "swap"} & {*unused}:
+        raise SpecError("--set, --swap", "change a spec, and none is given", "name one: dovetail laws SPEC --swap …")
+    if "record" in unused:
+        raise UsageError("--record: outcomes are recorded for all sampled specs; leave out the spec")
+    if flags:
+        raise UsageError(f"{flags[0]}: is not used on {way}; leave it out")
+    if options["seeds"] is not None and options["seeds"] < 1:
+        raise UsageError(f"--seeds: is {options['seeds']}; the minimum is 1")
+    if options["against"] is not None and kind_of(options["against"]) is not SERVER:
+        raise UsageError(f"--against: {printable(options['against'])} is not the URL of a server; write http://HOST/v1")
+
+
+def _way(given: bool, kind: SubjectKind) -> str:
+    """The key of TAKES."""
+    if not given:
+        return "sampled specs"
+    return "a spec" if kind is SPEC else "a server" if kind is SERVER else "a model of another library"

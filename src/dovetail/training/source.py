@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dovetail.account import longest_length
 from dovetail.core.errors import FileError, SpecError
 from dovetail.data.bits import bits_per_byte
 from dovetail.data.corpora import ShardedTokens
@@ -183,6 +184,23 @@ def from_shards(places: Sequence[str], spec: Model, shape: Shape, masks: bool = 
         where,
         held_out.bytes,
     )
+
+
+def corpus_for(
+    specs: Sequence[Model], path: str | Path, tokenizer: Tokenizer | None, length: int, remedy: Callable[[Tokenizer], str]
+) -> Corpus:
+    """Return the text of a file, tokenized for models of these specs; `remedy` is what to do about a token that one lacks."""
+    if tokenizer is None:
+        raise FileError(f"{path}: the model has no tokenizer to read it; load it from a directory with a tokenizer.json")
+    ids = tokenizer.encode(read_corpus(Path(path)))
+    for spec in specs:
+        longest = longest_length(spec)
+        if longest is not None and length > longest:
+            raise SpecError("--length", f"{length} tokens; the limit of the model is {longest}")
+        if len(ids) and int(ids.max()) >= spec.vocab:
+            problem = f"the text has token {int(ids.max())}; the vocabulary has {spec.vocab} tokens"
+            raise SpecError("vocab", problem, remedy(tokenizer))
+    return Corpus.cut(ids, length, name=str(path))
 
 
 def tokenizer_for(

@@ -18,11 +18,13 @@ import httpx2
 import pytest
 
 import dovetail as dt
-from dovetail.api.serve import read_keys, serve
-from dovetail.api.serve_vllm import readable, running, wait_until_ready
+from dovetail.api.serve import serve
+from dovetail.api.serve_vllm import readable
 from dovetail.cli import main
 from dovetail.core.errors import DovetailError, FileError, UsageError
 from dovetail.disk.untrusted import Directory
+from dovetail.serving.http.access import read_keys
+from dovetail.serving.vllm.process import running, wait_until_ready
 
 KEY = "a-key"
 

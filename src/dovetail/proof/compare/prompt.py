@@ -8,7 +8,7 @@ The lengths come from the spec and from the config of a side.
 from __future__ import annotations
 
 import dataclasses as dc
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -72,6 +72,13 @@ def random_prompt(
         source = spec.encoder.embed.example(spec.encoder.axes(Scope()), rows, n + 2, generator(seed, "source"))
     n = n if inputs.dim() == 2 else longest or n
     return Prompt(_without(inputs, avoid), n, None if source is None else _without(source, avoid))
+
+
+def ids_in(texts: Sequence[str]) -> list[list[int]] | None:
+    """The token ids in texts such as "3 14 15"; None where one is not of numbers."""
+    if not all(text.replace(" ", "").isdigit() for text in texts):
+        return None
+    return [[int(word) for word in text.split()] for text in texts]
 
 
 def prompt_of_ids(rows: list[list[int]], vocab: int | None) -> Prompt:

@@ -9,18 +9,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import FileError
+from dovetail.core.errors import FileError, UsageError
 from dovetail.proof.compare.comparison import EXACT, Progress, short
+from dovetail.proof.compare.opening import EMITTED, SideLike, label_of, local
 from dovetail.proof.compare.sides import ModelSide, Side, in_dtype
 from dovetail.proof.rollouts.decomposition import Context, RoundingSize, verdict_of
 from dovetail.proof.rollouts.explain import Explanation, LogitSource, Search
-from dovetail.proof.rollouts.file import Rollout
+from dovetail.proof.rollouts.file import Rollout, read_rollouts
 from dovetail.proof.rollouts.fit import size
 from dovetail.proof.rollouts.logits import (
     Sampled,
@@ -142,3 +144,23 @@ def with_structure(search: Search, side: Side, best: Explanation) -> tuple[Expla
     source = LogitSource("structure", f"{found.variant.cause}: {found.variant.description}", logits)
     other = search.run(start=Explanation(source, best.alignment))
     return (other if search.left(other) < search.left(best) else best), tried
+
+
+def explain_file(
+    a: SideLike,
+    file: str | Path,
+    older: Sequence[SideLike] | str | Path,
+    dtype: torch.dtype | None,
+    pairs: Mapping[str, str],
+    why: bool,
+    progress: Progress,
+) -> RolloutVerdict:
+    """Explain the gap between the log-probs in a file and those of a side."""
+    if isinstance(a, str) and a.startswith(EMITTED):
+        raise UsageError(f"{a}: emitted files hold no weights; give the model directory")
+    progress(f"reading {file}")
+    rollouts = read_rollouts(file)
+    before = (older,) if isinstance(older, (str, Path)) else tuple(older)
+    progress(f"reading {label_of(a)}")
+    side, earlier = local(a, pairs), [local(one, pairs) for one in before]
+    return explain_rollouts(side, str(file), rollouts, older=earlier, dtype=dtype, why=why, progress=progress)

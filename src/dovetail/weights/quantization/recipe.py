@@ -12,6 +12,7 @@ A layer that uses the weights of another gets that layer's leaf.
 
 from __future__ import annotations
 
+import dataclasses as dc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dovetail.core.errors import FileError, SpecError, did_you_mean
+from dovetail.core.errors import FileError, SpecError, UsageError, did_you_mean
 from dovetail.core.fold import Declared, declared
 from dovetail.core.linear import Linear
 from dovetail.core.module import holder
@@ -29,6 +30,8 @@ from dovetail.ops.formats import kinds as _registered  # noqa: F401  registers e
 from dovetail.ops.formats.format import Format, format_from
 from dovetail.weights.quantization.leaf import QuantizedLinear
 
+GROUPS = (64, 32, 16, 8)  # inputs that share a scale, the first that divides every matrix
+FORMATS = {8: "int8", 4: "int4"}  # by bits
 Recipe = Mapping[str, Format]  # by the path of the leaf
 LEAF = ".weight"
 
@@ -105,6 +108,40 @@ def leaf_at(model: nn.Module, path: str) -> Linear:
     if not isinstance(leaf, Linear):
         raise SpecError(path, f"is a {type(leaf).__name__}, not a linear leaf", "quantize the model before it is changed")
     return leaf
+
+
+def named_format(spec: Part, bits: int | None, format: str | dict[str, Any] | Format | None, group: int | None) -> Format:
+    """The format that the arguments name, with a group that divides every matrix."""
+    if bits is not None and bits not in FORMATS:
+        raise UsageError(f"--bits: {bits} is not a supported number of bits; use {' or '.join(map(str, FORMATS))}")
+    if bits is not None and format is not None:
+        raise UsageError(f"--bits {bits}: the bits are those of --format; give one of the two")
+    if isinstance(format, Format):
+        if group is not None:
+            raise UsageError(f"--group {group}: the group is a field of the format; give it there")
+        return format
+    bits = 4 if bits is None else bits
+    data = {"kind": FORMATS[bits]} if format is None else {"kind": format} if isinstance(format, str) else dict(format)
+    made = format_from(data)
+    fields = {field.name: field for field in dc.fields(made)}
+    if group is not None and "group" not in fields:
+        raise UsageError(f"--group {group}: {made.kind} has no groups")
+    if group is not None and data.get("group", group) != group:
+        raise UsageError(f"--group {group}: the format has groups of {data['group']}; give one of the two")
+    if group is not None:
+        return dc.replace(made, group=group)
+    if "group" in data or "group" not in fields or fields["group"].default is None:
+        return made
+    inputs = {d.weight.shape(d.scope)[-1] for d in candidates(spec).values()}
+    fitting = [size for size in GROUPS if all(inp % size == 0 for inp in inputs)]
+    return dc.replace(made, group=fitting[0]) if fitting else made
+
+
+def with_activations(format: Format) -> Format:
+    """The format with activations in 8 bits as well."""
+    if "dynamic" not in {field.name for field in dc.fields(format)}:
+        raise UsageError(f"--activations: {format.kind} multiplies activations as they are; use --bits 8")
+    return dc.replace(format, dynamic=True)
 
 
 # -- plain data -----------------------------------------------------------------------------------------------------
