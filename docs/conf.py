@@ -5,6 +5,7 @@ python -m sphinx -W -b html docs docs/_build/html
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from reference import write_reference
 
 from dovetail import __version__
+from dovetail.views.page import TEMPLATES
 
 project = "Dovetail"
 author = "the Dovetail authors"
@@ -31,7 +33,26 @@ copybutton_only_copy_prompt_lines = True
 html_math_renderer = "mathml"
 html_theme = "furo"
 html_title = "Dovetail"
-html_static_path = ["_static"]
-html_css_files = ["site.css"]
+html_static_path = ["_static", str(TEMPLATES / "page.css")]
+html_css_files = ["page.css", "site.css"]
+
+# the site has the colors of the pages that commands write: what furo calls each color of page.css
+COLORS = {
+    "page": ["background-primary"],
+    "card": ["background-secondary"],
+    "ink": ["foreground-primary"],
+    "soft": ["foreground-secondary"],
+    "accent": ["brand-primary", "brand-content", "brand-visited"],
+}
+
+
+def colors(block: str) -> dict[str, str]:
+    """The variables of the theme, from a block of variables of page.css."""
+    own = dict(re.findall(r"--(\w+):(#\w+)", block))
+    return {f"color-{theirs}": own[ours] for ours, names in COLORS.items() for theirs in names}
+
+
+LIGHT, DARK = re.findall(r"\.dovetail\{(\s*--.*?)\}", (TEMPLATES / "page.css").read_text(encoding="utf-8"), re.DOTALL)
+html_theme_options = {"light_css_variables": colors(LIGHT), "dark_css_variables": colors(DARK)}
 
 write_reference(Path(__file__).parent / "reference")

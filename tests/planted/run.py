@@ -127,15 +127,17 @@ def run(bug: Bug, number: int, copy: Path, seconds: float, checks: Sequence[str]
 
 
 def law_commands(bug: Bug, root: Path = ROOT) -> Iterator[Sequence[str]]:
-    """The commands of the laws and programs that a bug meets: the literal numbers of its kinds, laws on sampled specs that have
-    them and on two small specs, law 8 where ranks are spoken of, and random programs."""
+    """The commands of the laws and programs that a bug meets: the literal numbers of its kinds, laws on two sampled specs that
+    have them (if the file is near to no kind: that predict several tokens) and on two small specs, law 8 where ranks are spoken
+    of, and random programs."""
     path = place(bug)[0]  # in the clone: the copy has the bug already
     kinds = kinds_near(path, ROOT)
     if kinds and bug.room in LAWS:
         yield "-c", NUMBERS, *kinds
     specs = [str(spec.relative_to(ROOT)) for spec in SPECS]
     for i, text in enumerate(_sampled()):
-        if bug.room in LAWS and any(f"kind: {kind}" in text for kind in kinds) and len(specs) < len(SPECS) + 2:
+        wanted = any(f"kind: {kind}" in text for kind in kinds) if kinds else "mtp:" in text
+        if bug.room in LAWS and wanted and len(specs) < len(SPECS) + 2:
             (root / f"sampled-{i}.yaml").write_text(text, encoding="utf-8")
             specs.insert(0, f"sampled-{i}.yaml")
     ranked = bug.room == "parallel" or (bug.room in LAWS and RANKED.search(path.read_text(encoding="utf-8")))

@@ -326,6 +326,20 @@ def test_even_steps_read_by_slices_and_ragged_ones_by_slots() -> None:
     assert frame.key_layout.seg.tolist() == [[0] * 6, [0] * 5 + [-1]]
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_key_layout_that_names_its_first_order_has_all_after_it(layout: Layout) -> None:
+    """Kernels take tiles at equal distances for equal then, which the keys of a ring that has wrapped are not."""
+    pool, named = pool_of(layout=layout, rows=2), 0
+    for new in ((5, 5), (1, 1), (2, 2), (1, 1), (3, 3), (1, 2), (1, 1), (4, 3)):
+        step = pool.step([0, 1], list(new))
+        for view in (views["mixer"] for views in step.views):
+            keys = view.frame.key_layout
+            if keys.start is not None:
+                named += 1
+                assert torch.equal(keys.order, torch.arange(keys.start, keys.start + keys.n).expand_as(keys.order)), new
+    assert named > 3
+
+
 def test_layers_of_one_window_share_a_frame() -> None:
     views = pool_of(MIXED, "ring").step([0], [3]).views
     frames = [view["mixer"].frame for view in views]

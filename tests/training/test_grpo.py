@@ -56,6 +56,13 @@ def test_the_ratio_is_clipped_where_it_went_far_enough():
     assert same.abs().max().item() == 0.0
 
 
+def test_the_divergence_is_that_of_the_policy_from_the_first_weights():
+    """p = 0.2 now and 0.5 at first: 0.5 / 0.2 − ln(0.5 / 0.2) − 1 = 0.583709; the other direction would be 0.316291."""
+    policy, first = torch.tensor([[0.2]]).double().log(), torch.tensor([[0.5]]).double().log()
+    losses = Grpo(kl=0.5).token_losses(policy, policy, torch.zeros(1, 1), first)
+    assert losses.item() == pytest.approx(0.5 * 0.583709, abs=1e-6)
+
+
 def test_the_ratio_of_the_sampler_is_one_within_the_bound_of_law_21(tmp_path):
     model, _, source = prepared(tmp_path)
     batch = source.batch(0)

@@ -67,7 +67,7 @@ def test_two_ranks_train_a_llama_as_one(pair: Pair, layout: str) -> None:
     compare(pair, "llama", AXES[layout])
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", ["hybrid", "experts", "shared"])
 def test_state_router_losses_and_values_cross_chunks_and_stages(pair: Pair, name: str) -> None:
     compare(pair, name, {"sequence": 2})

@@ -16,6 +16,7 @@ from dovetail.core.public_names import public_modules
 
 if TYPE_CHECKING:
     from dovetail.look.address import addresses as addresses
+    from dovetail.look.autoencoder import SAE as SAE, load_sae as load_sae, train_sae as train_sae
     from dovetail.look.gradient import integrated_gradients as integrated_gradients
     from dovetail.look.intervention import (
         freeze as freeze,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         resample as resample,
         steer as steer,
     )
+    from dovetail.look.probing import Probe as Probe, probe as probe
     from dovetail.look.record import Trace as Trace
     from dovetail.look.residual import unembed as unembed
     from dovetail.look.streaming import read_stream as read_stream, stream as stream

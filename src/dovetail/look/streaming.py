@@ -1,32 +1,35 @@
 """Activations of many texts on disk: one safetensors file per batch of rows, with flat memory; an interrupted stream resumes.
 
     stream(model, rows, "layers.*.in", out="acts", batch=16)
-    for piece in read_stream("acts"): piece["layers.3.in"]                 (rows, n, embed)
+    for piece in read_stream("acts"): piece["layers.3.in"], piece["ids"]          (rows, n, embed), (rows, n)
 
-A directory belongs to one set of addresses, batch size and dtype (`stream.json`); files that it has are not computed again.
-Each is written whole or not at all.
+A directory belongs to one model with its weights, one set of addresses, batch size and dtype (`stream.json`), and each file to
+the token ids it holds; files that are there are not computed again. Each is written whole or not at all.
 """
 
 from __future__ import annotations
 
 import dataclasses as dc
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 
 from dovetail.core.errors import FileError, InputError
 from dovetail.core.inputs import default_ctx
 from dovetail.disk.atomic import write_atomically
+from dovetail.disk.tensors import TensorFile
+from dovetail.disk.untrusted import Directory
 from dovetail.look.record import Trace
 from dovetail.look.tracer import Tracer
 from dovetail.model import ModelModule
 
-PLAN = "stream.json"
+PLAN, IDS = "stream.json", "ids"
 
 
 @dc.dataclass(frozen=True)
@@ -54,12 +57,11 @@ def stream(
         raise InputError("addresses: name at least one, such as 'layers.*.in'")
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    plan = {"addresses": list(addresses), "batch": batch, "dtype": str(dtype), "model": model.part.key}
+    plan = {"addresses": list(addresses), "batch": batch, "dtype": str(dtype), "spec": model.part.key, "weights": digest(model)}
     if (out / PLAN).exists():
-        if json.loads((out / PLAN).read_text(encoding="utf-8")) != plan:
-            raise FileError(
-                f"{out}: holds a stream of other addresses, another batch size or another model; use a new directory"
-            )
+        stored = Directory(out).json(PLAN)
+        if other := [key for key in plan if stored.get(key) != plan[key]]:
+            raise FileError(f"{out}: holds a stream of other {', '.join(other)}; use a new directory")
     else:
         write_atomically(out / PLAN, json.dumps(plan).encode())
     tokens, files, computed, source = 0, 0, 0, iter(rows)
@@ -67,14 +69,36 @@ def stream(
         lengths = [len(row) for row in some]
         if len({*lengths}) > 1:
             raise InputError(f"rows: of one batch have different lengths, {min(lengths)} to {max(lengths)}; cut them to one")
-        path = out / f"{files:06}.safetensors"
+        ids, path = torch.stack(some), _path(out, files)
         if not path.exists():
-            write_atomically(path, save(_activations(model, torch.stack(some), addresses, dtype)))
+            write_atomically(path, save({IDS: ids.cpu(), **_activations(model, ids, addresses, dtype)}))
             computed += 1
+        elif not torch.equal(_read(path).get(IDS, ids.new_empty(0)).cpu(), ids.cpu()):
+            raise FileError(f"{path}: holds the activations of other rows; use a new directory")
         files, tokens = files + 1, tokens + sum(lengths)
         if progress is not None:
             progress(tokens)
+    if _path(out, files).exists():
+        raise FileError(f"{_path(out, files)}: holds rows after the last of these; use a new directory")
     return Streamed(out, files, tokens, computed)
+
+
+def digest(model: ModelModule) -> str:
+    """The SHA-256 of all weights with their names."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.detach().reshape(-1).contiguous().view(torch.uint8).cpu().numpy().data)
+    return found.hexdigest()
+
+
+def _path(out: Path, number: int) -> Path:
+    return out / f"{number:06}.safetensors"
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    with TensorFile(path) as file:
+        return {name: file.read(name) for name in file.entries}
 
 
 def _activations(model: ModelModule, ids: Tensor, addresses: tuple[str, ...], dtype: torch.dtype | None) -> dict[str, Tensor]:
@@ -88,8 +112,10 @@ def _activations(model: ModelModule, ids: Tensor, addresses: tuple[str, ...], dt
 
 
 def read_stream(out: str | Path) -> Iterator[dict[str, Tensor]]:
-    """The activations of a stream, file by file."""
-    if not (Path(out) / PLAN).exists():
+    """The activations of a stream and the token `ids` they are of, file by file; the tensors are mapped, not copied."""
+    where = Directory(out)
+    if not where.has(PLAN):
         raise FileError(f"{out}: holds no stream of activations ({PLAN} is missing)")
-    for path in sorted(Path(out).glob("*.safetensors")):
-        yield load_file(path)
+    for name in where.names():
+        if name.endswith(".safetensors"):
+            yield _read(where.path(name))

@@ -122,7 +122,7 @@ class Tracer(Listener):
     def end(self) -> Trace:
         """Fill the trace; raise InputError for a patch, or a slice, that no call of the model had a value for."""
         for key, (target, pieces) in self.pieces.items():
-            self.trace[key] = joined(pieces, _left(target))
+            self.trace[key] = joined(pieces, remaining_axes(target))
         self.pieces = {}
         if self.unused:
             several = f" and {len(self.unused) - 1} more" if len(self.unused) > 1 else ""
@@ -130,7 +130,7 @@ class Tracer(Listener):
         return self.trace
 
 
-def _left(target: Target) -> tuple[str, ...]:
+def remaining_axes(target: Target) -> tuple[str, ...]:
     """The axes of a slice: those that a single index does not drop."""
     dropped = {axis for axis, pick in target.picks.items() if isinstance(pick, int) and axis not in TOKENS}
     return tuple(axis for axis in target.axes if axis not in dropped)
