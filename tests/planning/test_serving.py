@@ -93,6 +93,15 @@ def test_rows_are_bounded_by_memory_and_by_the_gap() -> None:
     assert refused[0].tensor == 4
 
 
+def test_the_ranks_of_a_replica_share_the_weights_and_hold_more_rows() -> None:
+    """Of n ranks, n times the memory less the weights is left for rows: two ranks hold more than twice the rows of one."""
+    spec = dt.from_yaml(SPEC)
+    state, weights = state_bytes(spec, 50, "fp32"), weight_bytes(spec, PLAIN)
+    device = dc.replace(SLOW, memory=weights + 10 * state)
+    rows = [replica.rows for replica in replicas(spec, device, PLAIN, None)[0]]
+    assert rows[:2] == [10, 20 + int(weights // state)]
+
+
 def test_users_need_replicas() -> None:
     spec = dt.from_yaml(SPEC)
     (one, *_), _ = replicas(spec, SLOW, PLAIN, 1)

@@ -112,6 +112,13 @@ def gradient_times_difference(*args: Any, steps: int = 16, **more: Any) -> Tenso
 _integrated = looking.integrated_gradients
 
 
+def columns_one_token_late(*args: Any) -> Tensor:
+    return _effective(*args).roll(1, -1)
+
+
+_effective = looking.effective
+
+
 def mutants() -> list[Mutant]:
     """The seeded bugs of this area."""
     halved = spec().set("layers.*.wire.multiplier", 0.5)
@@ -154,6 +161,12 @@ def mutants() -> list[Mutant]:
             "attributions are not those of the path",
             instead(looking, "integrated_gradients", gradient_times_difference),
             None,
+            ours,
+        ),
+        (
+            "effective attention is one token late",
+            instead(looking, "effective", columns_one_token_late),
+            from_yaml(MAMBA2),
             ours,
         ),
     ]

@@ -41,6 +41,9 @@ class Mixer(Part):
     # whether it reads its entries by `KV.attend` alone, with the scoring of its module, so that an engine may keep them to
     # itself (core/view.py)
     attends: ClassVar[bool] = False
+    # the tap of the values: those that its pattern weighs; of a recurrent mixer, those that its tap `y` is linear in where the
+    # other taps are given. Empty: there is none
+    values: ClassVar[str] = ""
 
     def order(self) -> Order:
         """Whether an output depends on later tokens."""

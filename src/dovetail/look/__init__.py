@@ -17,7 +17,13 @@ from dovetail.core.public_names import public_modules
 if TYPE_CHECKING:
     from dovetail.look.address import addresses as addresses
     from dovetail.look.autoencoder import SAE as SAE, load_sae as load_sae, train_sae as train_sae
-    from dovetail.look.gradient import integrated_gradients as integrated_gradients
+    from dovetail.look.components import attribute as attribute
+    from dovetail.look.effects import Effect as Effect, effect as effect, token_rows as token_rows
+    from dovetail.look.findings import Finding as Finding, Findings as Findings, traits as traits
+    from dovetail.look.gradient import (
+        gradient_times_input as gradient_times_input,
+        integrated_gradients as integrated_gradients,
+    )
     from dovetail.look.intervention import (
         freeze as freeze,
         from_run as from_run,
@@ -27,8 +33,11 @@ if TYPE_CHECKING:
         resample as resample,
         steer as steer,
     )
+    from dovetail.look.lenses import TunedLens as TunedLens, lens as lens, tuned_lens as tuned_lens
+    from dovetail.look.mixing import patterns as patterns, rollout as rollout, routing as routing
     from dovetail.look.probing import Probe as Probe, probe as probe
     from dovetail.look.record import Trace as Trace
+    from dovetail.look.relations import repeated as repeated
     from dovetail.look.residual import unembed as unembed
     from dovetail.look.streaming import read_stream as read_stream, stream as stream
     from dovetail.look.sweeps import (

@@ -1,4 +1,4 @@
-"""Gradients at an activation: integrated gradients, whose attributions sum to the difference of a metric.
+"""Gradients at an activation: integrated gradients, whose attributions sum to the difference of a metric, and gradient × input.
 
     a_i = (x_i − x'_i) ∫₀¹ ∂m/∂x_i (x' + α (x − x')) dα          Σ a_i = m(x) − m(x')          Sundararajan et al. 2017
 
@@ -43,3 +43,20 @@ def integrated_gradients(
             (grad,) = torch.autograd.grad(metric(listened(model, tokens, tracer, ctx)), point, allow_unused=True)
         total += 0 if grad is None else weight / 2 * grad
     return (value - begin) * total
+
+
+def gradient_times_input(
+    model: ModelModule,
+    tokens: Tensor,
+    address: str,
+    metric: Metric,
+    *,
+    ctx: Ctx | None = None,
+    patch: Mapping[str, Replacement] | None = None,
+) -> Tensor:
+    """Return the activation at an address times the gradient of the metric there: its attribution to first order."""
+    value = trace(model, tokens, address, ctx=ctx, patch=patch)[address].requires_grad_()
+    tracer = Tracer(model.part, None, {**(patch or {}), address: value})
+    with torch.enable_grad():
+        (grad,) = torch.autograd.grad(metric(listened(model, tokens, tracer, ctx)), value, allow_unused=True)
+    return torch.zeros_like(value) if grad is None else value.detach() * grad

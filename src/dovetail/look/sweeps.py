@@ -166,8 +166,8 @@ def attribution_patching(
         x = there[name].detach()
         weighted = torch.zeros_like(x) if grad is None else (source[name] - x) * grad
         for target in targets:
-            for one in _each(target, x) if target.address == name else ():
-                mask = _site(one, layout).mask(x)
+            for one in each_index(target, x) if target.address == name else ():
+                mask = site_of(one, layout).mask(x)
                 results[one.key] = base + float((weighted if mask is None else torch.where(mask, weighted, 0)).sum())
     return Sweep(results, float(metric(source["head.logits"]).mean()), base, estimated=True)
 
@@ -175,7 +175,7 @@ def attribution_patching(
 # -- one intervention per row -----------------------------------------------------------------------------------------
 
 
-def _each(target: Target, x: Tensor, experts: int = 0) -> Iterator[Target]:
+def each_index(target: Target, x: Tensor, experts: int = 0) -> Iterator[Target]:
     """The targets of a swept one: an index for each axis without a value."""
     free = [axis for axis, pick in target.picks.items() if pick is None]
     back = {axis: i - len(target.axes) for i, axis in enumerate(target.axes)}
@@ -185,7 +185,8 @@ def _each(target: Target, x: Tensor, experts: int = 0) -> Iterator[Target]:
         yield target._replace(picks=picks)
 
 
-def _site(target: Target, layout: TokenLayout) -> Site:
+def site_of(target: Target, layout: TokenLayout) -> Site:
+    """The place of a target in a whole pass."""
     return Site(target, layout, 0, layout.order.amax(-1) + 1)
 
 
@@ -209,7 +210,7 @@ def _interventions(
     run: Trace,
 ) -> tuple[dict[str, float], float]:
     """The metric after each intervention by its key, and without any."""
-    every = [one for target in targets for one in _each(target, run[target.address], _experts(model, target))]
+    every = [one for target in targets for one in each_index(target, run[target.address], experts_of(model, target))]
     base, results = _metric_of(model, inputs, {}, metric, patch), dict[str, float]()
     for layer, group in groupby(sorted(every, key=lambda one: _layer(one.address)), key=lambda one: _layer(one.address)):
         members, resumed = list(group), _Resumed(model, inputs, patch, layer)
@@ -222,7 +223,7 @@ def _interventions(
     return {one.key: results[one.key] for one in every}, base
 
 
-def _experts(model: ModelModule, target: Target) -> int:
+def experts_of(model: ModelModule, target: Target) -> int:
     """The number of experts, where an activation per choice is swept over them."""
     if target.picks.get("expert", 0) is not None or "expert" in target.axes:
         return 0

@@ -44,6 +44,7 @@ class TokenValued(SoftmaxMixer):
     }
 
     source: ClassVar[str] = "embed"  # the axis of those tokens
+    values: ClassVar[str] = "tokens"
 
     SAMPLES = {"heads": [2, 4]}
 

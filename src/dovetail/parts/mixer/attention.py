@@ -100,6 +100,7 @@ class Attention(SoftmaxMixer):
 
     source = "embed"  # the axis that keys and values are projected from
     attends = True
+    values = "values"
 
     SAMPLES = {
         "heads": [6, 4],

@@ -57,6 +57,7 @@ class GatedDeltaNet(Recurrent):
     norm: Norm = child("rmsnorm")
 
     tp_region = True
+    values = "v"
     SAMPLES = {
         "heads": [4, 14],
         "key_heads": [2, None, 1],

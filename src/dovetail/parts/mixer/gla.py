@@ -49,6 +49,7 @@ class GLA(Recurrent):
     norm: Norm = child("rmsnorm")
 
     tp_region = True
+    values = "v"
     SAMPLES = {"heads": [2, 4], "key_size": [5, None], "value_size": [6, None], "rank": [3, 8], "gate_normalizer": [16.0, 1.5]}
 
     def axes(self, scope: Scope) -> Scope:

@@ -46,6 +46,7 @@ class LinearAttention(Recurrent):
     bias: bool = False
 
     tp_region = True
+    values = "v"
     SAMPLES = {"heads": [4, 2], "head": [None, 6], "bias": [False, True]}
 
     def axes(self, scope: Scope) -> Scope:

@@ -55,6 +55,7 @@ class Mamba(Recurrent):
     norm: Norm | None = None  # of r, B and C
 
     tp_region = True
+    values = "x"
     SAMPLES = {
         "inner": [60, 36],
         "state_size": [5, 8],

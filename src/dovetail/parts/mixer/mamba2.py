@@ -65,6 +65,7 @@ class Mamba2(Recurrent):
     norm_before_gate: bool = False
 
     tp_region = True
+    values = "x"
     SAMPLES = {
         "inner": [60, 36],
         "head": [6, 3],

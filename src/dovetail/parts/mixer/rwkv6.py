@@ -57,6 +57,7 @@ class Rwkv6(Recurrent):
     eps: float = bounded(64e-5, above=0)
 
     tp_region = True
+    values = "v"
     SAMPLES = {"heads": [2, 4], "head": [5, None], "mix_rank": [3, 8], "decay_rank": [6, 9], "eps": [64e-5, 0.1]}
 
     def axes(self, scope: Scope) -> Scope:

@@ -74,6 +74,7 @@ class S4(Recurrent):
     act: Act = child("gelu")
 
     tp_region = True
+    values = "x"
     SAMPLES = {
         "inner": [20, 36],
         "state_size": [5, 3],

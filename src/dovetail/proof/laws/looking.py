@@ -9,6 +9,7 @@ Every tap of the spec, in full forward passes, chunks and cached decode:
     the final norm and the head of the last residual stream = the logits
     the gradient at a tap = finite differences              a gradient of another tensor
     integrated gradients sum to the difference              one that is scaled or cut
+    effective attention · values = the `y` of a mixer       a scan of other values, or of an earlier token
 
 Taps are tested side by side: in a batch of equal rows, row i has the i-th tap patched. A part declares taps that cannot be
 tested as `excepts` "looking.<pattern>", with the reason.
@@ -25,11 +26,13 @@ from torch import Tensor
 
 from dovetail.construction import generator
 from dovetail.core.fold import taps
+from dovetail.core.group import Mixer
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import walk
 from dovetail.look.address import is_state
 from dovetail.look.gradient import integrated_gradients
 from dovetail.look.intervention import Replacement, noise
+from dovetail.look.mixing import Heard, effective
 from dovetail.look.record import Trace
 from dovetail.look.residual import final_residual, unembed
 from dovetail.look.tracer import Tracer
@@ -65,6 +68,7 @@ def looking(case: Case) -> str:
         _carried(case, [address for address in floats if is_state(address)])
     _residual(case, values)
     _gradients(case, floats, values)
+    _mixing(case, values)
     reasons = sorted(set(excepted.values()))
     return f"{len(excepted)} of {len(declared)} taps excepted: {'; '.join(reasons)}" if excepted else ""
 
@@ -249,6 +253,19 @@ def _gradients(case: Case, addresses: Sequence[str], values: Trace) -> None:
     of_decoder = [address for address in inner if not address.startswith("encoder.") and not is_state(address)]
     address = of_decoder[zlib.crc32(case.spec.key.encode()) % len(of_decoder)]
     _complete(case, address, values)
+
+
+@torch.no_grad()
+def _mixing(case: Case, values: Trace) -> None:
+    """Weigh the values of each recurrent mixer that is linear in them by its effective attention."""
+    parts = {path: part for path, part, _ in walk(case.spec) if isinstance(part, Mixer) and part.recurrent and part.values}
+    heard = Heard({address for address in values if address.rpartition(".")[0] in parts})
+    case.run(listen=heard)
+    for path, part in parts.items():
+        v, y = values[f"{path}.{part.values}"], values[f"{path}.y"]
+        v = v.reshape(*v.shape[:3], -1).transpose(1, 2)  # (rows, heads or channels, n, 1 or channel)
+        got = (effective(case.model, path, part, heard) @ v).transpose(1, 2).reshape(y.shape)
+        case.same(got, y, f"{path}.y: effective attention times {part.values}, and y")
 
 
 def _slope(grad: Tensor | None, row: int, direction: Tensor) -> Tensor:
