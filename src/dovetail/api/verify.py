@@ -73,10 +73,6 @@ class Verification(Result):
         older weights and rounding."""
         return self.verdict.failed
 
-    @property
-    def exit_code(self) -> int:
-        return int(self.failed)
-
     def to_dict(self) -> dict[str, Any]:
         return self.verdict.data()
 
