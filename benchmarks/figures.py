@@ -91,6 +91,7 @@ TABLE = {
     "front": Figure("python benchmarks/front.py --threads 1 --json", 1, alone=False),
     "hostile": Figure("python benchmarks/hostile.py --json", 1),
     "unrun": Figure("python benchmarks/unrun.py --json --table docs/figures/unrun_commands.json", 1),
+    "look": Figure("python benchmarks/look.py --json", 2),
     "startup": Figure("python benchmarks/startup.py --json", 1),
     "look_traits": Figure("python benchmarks/look_traits.py --json --threads 1", 1, alone=False),
     "tiny": Figure("python benchmarks/tiny.py --json --workers 2", 1),

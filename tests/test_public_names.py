@@ -93,6 +93,8 @@ with tempfile.TemporaryDirectory() as place:
         dovetail.map(Path(place) / "again", "text")
     except dovetail.DovetailError as refused:
         assert "tokenizer" in str(refused)
+    effects = dovetail.look.sweeps.Sweep({"layers.0.in[pos=0]": 1.0}, 1.0, 0.0)
+    assert dovetail.draw(effects, Path(place) / "effects.html") is None
 try:
     dovetail.mup_check(spec, "nowhere.txt")
 except dovetail.DovetailError as refused:

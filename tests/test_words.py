@@ -65,7 +65,8 @@ TRANSLATED = (
     r"where (there is|it is|they are) (none|not)",  # if there is none
 )
 PATTERN, IDIOM = (re.compile("|".join(phrases).replace(" ", r"\s+"), re.IGNORECASE) for phrases in (RETIRED, TRANSLATED))
-WHERE = ("src/**/*.py", "src/**/*.yaml", "docs/*.md", "docs/*.py", "benchmarks/**/*.py", "tests/**/*.py", "*.md", ".ci/*")
+PYTHON = ("src/**/*.py", "docs/*.py", "benchmarks/**/*.py", "recipes/*.py", "tests/**/*.py")
+WHERE = (*PYTHON, "src/**/*.yaml", "docs/*.md", "*.md", ".ci/*")
 FILES = sorted({path for pattern in WHERE for path in ROOT.glob(pattern) if path.is_file()} - {Path(__file__)})
 PAGES = [ROOT / "README.md", *(path for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "log.md")]
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dovetail.api.laws import laws as laws
     from dovetail.api.list_families import list_families as list_families
     from dovetail.api.list_parts import list_parts as list_parts
-    from dovetail.api.map import map as map
+    from dovetail.api.map import draw as draw, map as map
     from dovetail.api.match import match as match
     from dovetail.api.merge import merge as merge
     from dovetail.api.models import build as build, load as load, save as save

@@ -29,7 +29,9 @@ def run(name: str, *flags: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "rows"), [("bare --eager", 3), ("attend", 25), ("load", 6), ("shard", 7)])
+@pytest.mark.parametrize(
+    ("name", "rows"), [("bare --eager", 3), ("attend", 25), ("load", 6), ("shard", 7), ("look --peers", 5)]
+)
 def test_json_holds_every_row_with_its_verdict(name: str, rows: int) -> None:
     told = json.loads(run(*name.split(), "--json"))
     assert set(told) == {"rows", "versions"}

@@ -167,6 +167,14 @@ def test_map_shows_the_special_tokens_that_the_tokenizer_adds(home, capsys):
     save(build(spec), spec, "bert", {"tokenizer.json": engine.to_str()})
     assert run("map", "bert", "the best of times", "-o", "map.svg", "--heads", "0") == 0
     assert ", 6 tokens: map.svg" in capsys.readouterr().out
+    assert run("map", "bert", "the best of times", "-o", "map.html") == 0
+    assert "[CLS]" in (home / "map.html").read_text()
+    masked = spec.set("head", "masked_lm")
+    save(build(masked), masked, "masked", {"tokenizer.json": engine.to_str()})
+    assert run("map", "masked", "the best of times", "-o", "lens.html", "--of", "lens") == 0
+    assert "4 points of the residual stream, 6 tokens: lens.html" in capsys.readouterr().out
+    assert run("map", "masked", "the best of times", "-o", "other.html", "--of", "lens", "--layer", "1") == 2
+    assert "a lens shows every layer" in capsys.readouterr().err
     drawn = (home / "map.svg").read_text()  # each label is in a comment beside its outline
     assert [drawn.count(f"<!-- {label} -->") for label in ("[CLS]", "the", "[SEP]")] == [2, 2, 2]
 

@@ -81,7 +81,7 @@ def test_text_on_badges_is_readable(name: str) -> None:
 
 def test_every_color_has_a_dark_one() -> None:
     assert LIGHT.keys() == DARK.keys()
-    assert len(LIGHT) == 9
+    assert len(LIGHT) == 10
 
 
 def test_the_contrast_is_the_one_of_the_standard() -> None:

@@ -47,6 +47,11 @@ VERBS = {
     "chat": Verb("talk with a model in the terminal"),
     "serve": Verb("serve a model by OpenAI's HTTP routes", functions=("serve", "serve_vllm")),
     "can-serve": Verb("report whether an engine can serve a model, else the part that prevents it"),
+    "look": Verb(
+        "find what heads, channels and layers do, each with its evidence; or read a training run",
+        functions=("report",),
+        page="Also write an HTML page.",
+    ),
     "map": Verb("draw the attention maps of a layer", json="Print one JSON object, with the attention probs.", out="map.png"),
     "import": Verb("convert a model directory from Hugging Face layout to ours", functions=("import_",)),
     "export": Verb("convert a model directory to Hugging Face layout"),

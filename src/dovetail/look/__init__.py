@@ -50,12 +50,19 @@ if TYPE_CHECKING:
     from dovetail.look.tracer import trace as trace
 
 
+ABOVE = {"report": "dovetail.api.report"}  # of a room above: what `dovetail look` prints
+
+
 def __getattr__(name: str) -> Any:
     modules = public_modules(__name__)
     if name in modules:
         return getattr(importlib.import_module(modules[name]), name)
+    if name in ABOVE:
+        from dovetail.core.option import public_function
+
+        return public_function(getattr(importlib.import_module(ABOVE[name]), name))
     raise AttributeError(f"dovetail.look has no {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted(public_modules(__name__))
+    return sorted([*public_modules(__name__), *ABOVE])

@@ -223,8 +223,9 @@ class _Reader:
                 if name == "positional" and hit.site in known:
                     continue
                 known |= {hit.site}
-                what = "more equal on shuffled texts than moved" if name == "positional" else "of its attention"
-                evidence = f"{hit.score:.2f} {what}; shuffled, no head has more than {hit.null:.2f}"
+                evidence = f"{hit.score:.2f} of its attention; shuffled, no head has more than {hit.null:.2f}"
+                if name == "positional":
+                    evidence = f"on shuffled texts {hit.score:.2f} of its attention stays, beyond what moved keys share"
                 self.add(
                     name,
                     f"{hit.site[0]}[head={hit.site[1]}]",

@@ -1,4 +1,4 @@
-"""Pages: a jinja2 template each (templates/), one style sheet, no script, and nothing is fetched.
+"""Pages: a jinja2 template each (templates/), one style sheet, no script but that of maps, and nothing is fetched.
 
     content = body("show.html", name=…)
     Page("title", content).whole()         one file

@@ -1,0 +1,206 @@
+"""Find what the heads, channels, layers and experts of a model do on a text, each with its evidence and with a line of Python
+that tests it by an intervention; or without a text, what a training run did: spikes, and what its checkpoints show.
+
+    dovetail look llama-tiny-trained --text plays.txt
+    dovetail look runs/small
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from dovetail.api.models import load
+from dovetail.api.options import InDir, InFile, Length, Seed
+from dovetail.api.result import Result
+from dovetail.core.errors import FileError, UsageError
+from dovetail.core.option import Option
+from dovetail.disk.model_files import LOSSES_FILE, RUN_FILE
+from dovetail.views.blocks import PAGE_WIDTH, TextTable, View, result_page, styled
+from dovetail.views.page import Page
+from dovetail.views.runs import run_curves
+
+if TYPE_CHECKING:
+    from dovetail.look.findings import Finding
+    from dovetail.training.dynamics import CheckpointState, Spike
+    from dovetail.training.record import RunRecord
+
+OF_SPIKES = ("step", "spike of", "value", "median before", "tokens")
+COLUMNS = ("trait", "address", "score", "threshold", "null", "false-alarm rate", "evidence", "tested by")
+NUMBERS = COLUMNS[2:6]
+OF_CHECKPOINTS = ("step", "update ratio per step", "row entropy", "busiest expert", "induction", "head")
+
+
+@dc.dataclass(frozen=True, repr=False)
+class TraitReport(Result):
+    """The traits of a model."""
+
+    directory: Path
+    text: Path
+    tokens: tuple[int, int]  # rows and tokens of a row
+    findings: tuple[Finding, ...]
+    checked: dict[str, int]  # trait -> number of heads, channels, layers or units
+    skipped: dict[str, str]  # trait -> why it was not looked for
+    setup: str  # the Python that the tests of the findings follow
+
+    def to_dict(self) -> dict[str, Any]:
+        data = dc.asdict(self)
+        return {
+            **data,
+            "directory": str(self.directory),
+            "text": str(self.text),
+            "findings": [dc.asdict(f) for f in self.findings],
+        }
+
+    def view(self, width: int) -> View:
+        lines: list[View] = [self._size(), ""]
+        for finding in self.findings:
+            lines += [styled((finding.name, "bold"), f"  {finding.address}"), f"    {self._numbers(finding)}"]
+            lines += [f"    {finding.evidence}", styled((f"    {finding.test}", "cyan"))]
+        return [*lines, *self._rest()]
+
+    def page(self) -> Page:
+        cells = [(f.name, f.address, *_shown(f), f.evidence, f.test) for f in self.findings]
+        table = TextTable(COLUMNS, cells, right=NUMBERS)
+        return result_page(f"dovetail look {self.directory.name}", [self._size(), table, *self._rest()])
+
+    def _size(self) -> str:
+        rows, length = self.tokens
+        return f"{self.directory}: {len(self.findings)} findings in {rows} rows of {length} tokens of {self.text}"
+
+    def _numbers(self, finding: Finding) -> str:
+        score, threshold, null, rate = _shown(finding)
+        return f"score {score} (threshold {threshold}), null distribution up to {null}, false-alarm rate {rate}"
+
+    def _rest(self) -> list[View]:
+        skipped: list[View] = [f"{name}: not tested: {why}" for name, why in self.skipped.items()]
+        return [*skipped, "", f"To run a line in Python, first:  {self.setup}"] if self.findings else skipped
+
+
+def _shown(finding: Finding) -> tuple[str, str, str, str]:
+    rate = "–" if math.isnan(finding.false_alarm) else f"{finding.false_alarm:.2g}"
+    null = "–" if math.isnan(finding.null) else f"{finding.null:.3g}"
+    return f"{finding.score:.3g}", f"{finding.threshold:g}", null, rate
+
+
+@dc.dataclass(frozen=True, repr=False)
+class RunReport(Result):
+    """What a training run did."""
+
+    record: RunRecord
+    spikes: tuple[Spike, ...]
+    checkpoints: tuple[CheckpointState, ...]
+    note: str  # why there is nothing on checkpoints
+    threshold: float  # of induction
+
+    @property
+    def induction_step(self) -> int | None:
+        """The first checkpoint with an induction head."""
+        return next((c.step for c in self.checkpoints if c.induction is not None and c.induction >= self.threshold), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        history = self.record.history
+        return {
+            "run": str(self.record.place),
+            "state": self.record.state,
+            "steps": history[-1].step if history else 0,
+            "loss": history[-1].loss if history else None,
+            "held_out_loss": self.record.held_out_loss,
+            "grad_norm": history[-1].grad_norm if history else None,
+            "spikes": [spike._asdict() for spike in self.spikes],
+            "checkpoints": [state._asdict() for state in self.checkpoints],
+            "induction_step": self.induction_step,
+            "note": self.note,
+        }
+
+    def view(self, width: int) -> View:
+        record, history = self.record, self.record.history
+        if not history:
+            return f"{record.place}: no steps are recorded yet"
+        last, norms = history[-1], [m.grad_norm for m in history if m.grad_norm is not None]
+        size = f"{record.place}: {record.state}, {last.step:,} steps; loss {history[0].loss:.3f} → {last.loss:.3f}"
+        size += "" if record.held_out_loss is None else f", held-out {record.held_out_loss:.3f}"
+        size += f"; gradient norm {norms[0]:.3g} → {norms[-1]:.3g}, largest {max(norms):.3g}" if norms else ""
+        rows = [(f"{s.step:,}", s.what, f"{s.value:.4g}", f"{s.usual:.4g}", f"{s.tokens:,}") for s in self.spikes]
+        found = TextTable(OF_SPIKES, rows, right=OF_SPIKES[2:]) if rows else "no spikes of loss or gradient norm"
+        blocks: list[View] = [size, *run_curves([history], width), "", found]
+        cells = [(f"{c.step:,}", *map(_number, c[1:5]), c.head) for c in self.checkpoints]
+        blocks += ["", TextTable(OF_CHECKPOINTS, cells, right=OF_CHECKPOINTS[:5]) if cells else self.note]
+        if self.checkpoints and any(c.induction is not None for c in self.checkpoints):
+            step, first = self.induction_step, self.checkpoints[0].step
+            when = f"by step {step:,}" if step == first else f"at step {step:,}" if step is not None else "in no checkpoint"
+            blocks.append(f"an induction head (at least {self.threshold:g} on repeated random tokens) appears {when}")
+        return blocks
+
+    def page(self) -> Page:
+        return result_page(f"dovetail look {self.record.place.name}", self.view(PAGE_WIDTH))
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
+def report(
+    model: Annotated[
+        str | Path, InDir("A model directory with a tokenizer.json; or the directory of a training run.", argument=True)
+    ],
+    *,
+    text: Annotated[
+        str | Path | None, InFile("A UTF-8 text that the model reads; without it, the training run is read.")
+    ] = None,
+    rows: Annotated[int, Option("Rows of the text to read.", low=1, high=1024)] = 8,
+    length: Annotated[int, Length("Tokens per row.")] = 128,
+    seed: Annotated[int, Seed("The seed of shuffled texts.")] = 0,
+    progress: Callable[..., None] | None = None,
+) -> TraitReport | RunReport:
+    """Return the traits of a model on a text, as `dt.look.traits` finds them, or without a text, what a training run did.
+
+    A finding has a score, a threshold, a null distribution and a false-alarm rate, and the line of Python that tests it by an
+    intervention. Of a run: loss, gradient norm, their spikes, and of each checkpoint that is kept the size of its updates,
+    row entropy, balance of experts, and the step at which an induction head appears.
+    """
+    place = Path(model)
+    if text is None:
+        return _of_run(place, progress)
+    import dovetail.look as look
+    from dovetail.core.finite import check_weights
+
+    module, path = load(place), Path(text)
+    check_weights(module, module.spec)
+    if module.tokenizer is None:
+        raise FileError(f"{place}: has no tokenizer.json, so no text can be read; call dt.look.traits(model, ids)")
+    ids = look.token_rows(module.tokenizer, path, rows, length)
+
+    def shown(done: int, total: int) -> None:
+        if progress is not None:
+            progress(done, total, "layers")
+
+    findings = look.traits(module, ids, seed=seed, progress=shown)
+    setup = (
+        f"import dovetail as dt; from pathlib import Path; model = dt.load({str(place)!r}); "
+        f"ids = dt.look.token_rows(model.tokenizer, Path({str(path)!r}), {rows}, {length})"
+    )
+    size = (int(ids.shape[0]), int(ids.shape[1]))
+    return TraitReport(place, path, size, tuple(findings), findings.checked, findings.skipped, setup)
+
+
+def _of_run(place: Path, progress: Callable[..., None] | None) -> RunReport:
+    if not ((place / RUN_FILE).is_file() and (place / LOSSES_FILE).is_file()):
+        raise UsageError(f"{place}: is not the directory of a training run; give --text FILE to look at a model")
+    from dovetail.look.findings import THRESHOLDS
+    from dovetail.training.dynamics import checkpoint_states, spikes
+    from dovetail.training.record import read_record
+
+    def shown(done: int, total: int) -> None:
+        if progress is not None:
+            progress(done, total, "checkpoints")
+
+    record, note = read_record(place), "no checkpoint is kept; --keep and --checkpoint-minutes of train keep more"
+    try:
+        states = checkpoint_states(place, record.spec, shown)
+    except FileError as error:  # of a run that trains an adapter, or damaged
+        states, note = [], f"checkpoints are not read: {error}"
+    return RunReport(record, tuple(spikes(record.history)), tuple(states), note, THRESHOLDS["induction"])
