@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -55,6 +55,23 @@ class Batch(NamedTuple):
 
 
 WHOLE = Batch()
+
+
+class GenerateOptions(TypedDict, total=False):
+    """The options of `generate`, for the types of its results."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float
+    seed: int
+    stop: Collection[int] | None
+    positions: Tensor | None
+    patches: Tensor | None
+    compiled: bool
+    chat: bool
+    system: str | None
+    trace: Trace | None
+    patch: Mapping[str, Replacement] | None
 
 
 @checks_keywords
@@ -151,86 +168,22 @@ class Transformer(ModelModule):
 
     @overload
     def generate(
-        self,
-        prompt: str,
-        max_tokens: int = ...,
-        *,
-        stream: Literal[True],
-        temperature: float = ...,
-        top_k: int | None = ...,
-        top_p: float = ...,
-        seed: int = ...,
-        stop: Collection[int] | None = ...,
-        positions: Tensor | None = ...,
-        patches: Tensor | None = ...,
-        compiled: bool = ...,
-        chat: bool = ...,
-        system: str | None = ...,
-        trace: Trace | None = ...,
-        patch: Mapping[str, Replacement] | None = ...,
+        self, prompt: str, max_tokens: int = ..., *, stream: Literal[True], **options: Unpack[GenerateOptions]
     ) -> Iterator[str]: ...
 
     @overload
     def generate(
-        self,
-        prompt: str,
-        max_tokens: int = ...,
-        *,
-        stream: Literal[False] = ...,
-        temperature: float = ...,
-        top_k: int | None = ...,
-        top_p: float = ...,
-        seed: int = ...,
-        stop: Collection[int] | None = ...,
-        positions: Tensor | None = ...,
-        patches: Tensor | None = ...,
-        compiled: bool = ...,
-        chat: bool = ...,
-        system: str | None = ...,
-        trace: Trace | None = ...,
-        patch: Mapping[str, Replacement] | None = ...,
+        self, prompt: str, max_tokens: int = ..., *, stream: Literal[False] = ..., **options: Unpack[GenerateOptions]
     ) -> str: ...
 
     @overload
     def generate(
-        self,
-        prompt: Ids,
-        max_tokens: int = ...,
-        *,
-        stream: Literal[True],
-        temperature: float = ...,
-        top_k: int | None = ...,
-        top_p: float = ...,
-        seed: int = ...,
-        stop: Collection[int] | None = ...,
-        positions: Tensor | None = ...,
-        patches: Tensor | None = ...,
-        compiled: bool = ...,
-        chat: bool = ...,
-        system: str | None = ...,
-        trace: Trace | None = ...,
-        patch: Mapping[str, Replacement] | None = ...,
+        self, prompt: Ids, max_tokens: int = ..., *, stream: Literal[True], **options: Unpack[GenerateOptions]
     ) -> Iterator[int]: ...
 
     @overload
     def generate(
-        self,
-        prompt: Ids,
-        max_tokens: int = ...,
-        *,
-        stream: Literal[False] = ...,
-        temperature: float = ...,
-        top_k: int | None = ...,
-        top_p: float = ...,
-        seed: int = ...,
-        stop: Collection[int] | None = ...,
-        positions: Tensor | None = ...,
-        patches: Tensor | None = ...,
-        compiled: bool = ...,
-        chat: bool = ...,
-        system: str | None = ...,
-        trace: Trace | None = ...,
-        patch: Mapping[str, Replacement] | None = ...,
+        self, prompt: Ids, max_tokens: int = ..., *, stream: Literal[False] = ..., **options: Unpack[GenerateOptions]
     ) -> list[int]: ...
 
     def generate(

@@ -98,3 +98,17 @@ def test_routing_is_the_weight_of_every_expert() -> None:
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 9, dtype=torch.float64))
     with pytest.raises(SpecError, match="the model has no router of experts"):
         routing(MIXED, IDS)
+
+
+def test_cross_attention_stands_beside_and_large_scans_run_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = "{width: 20, vocab: 62, head: null, layers: [{mixer: {heads: 2, mask: full}}]}"
+    layers = "[{mixer: mamba, cross: {kind: attention, heads: 2}, ffn: null}]"
+    model = perturbed(from_yaml(f"{{width: 28, vocab: 62, encoder: {encoder}, layers: {layers}}}"))
+    encoded, source = model.encode(IDS[:, :7], dt.Ctx(layout=dt.TokenLayout.whole(2, 7)))
+    ctx = dt.Ctx(layout=dt.TokenLayout.whole(2, 9), encoder_output=encoded, encoder_layout=source)
+    maps = patterns(model, IDS, ctx=ctx)
+    shapes = {key: tuple(x.shape[1:]) for key, x in maps.items()}
+    assert shapes == {"layers.0.mixer.pattern": (56, 9, 9), "layers.0.cross.pattern": (2, 9, 7)}
+    assert rollout(model, IDS, ctx=ctx).shape == (2, 9, 9)
+    monkeypatch.setattr("dovetail.look.mixing.AT_ONCE", 1)
+    torch.testing.assert_close(patterns(model, IDS, ctx=ctx)["layers.0.mixer.pattern"], maps["layers.0.mixer.pattern"])

@@ -107,3 +107,15 @@ def test_there_and_back_is_bit_for_bit(tmp_path: Path) -> None:
     assert set(wanted) - set(got) == {"embeddings.position_ids"}  # 0, 1, 2 …: no weight
     assert all(got[name].equal(wanted[name]) for name in got)
     assert (tmp_path / "back" / "tokenizer.json").read_bytes() == (place() / "tokenizer.json").read_bytes()
+
+
+def test_its_heads_have_traits_that_interventions_test(ours: ModelModule) -> None:
+    """docs/look.md shows them: a previous-token head, sinks on [CLS], and what the output is without each."""
+    ids = dovetail.look.token_rows(Tokenizer.load(place()), " ".join(SENTENCES), rows=4, length=32)
+    findings = dovetail.look.traits(ours, ids, draws=19)
+    named = {(finding.name, finding.address) for finding in findings}
+    assert {("previous-token", "layers.0.mixer.pattern[head=2]"), ("next-token", "layers.1.mixer.pattern[head=8]")} <= named
+    assert sum(name == "first-token" for name, _ in named) > 10
+    assert "copying" in findings.skipped
+    for finding in findings[:4]:
+        assert eval(finding.test, {"dt": dovetail, "model": ours, "ids": ids}).change > 0.001

@@ -162,7 +162,7 @@ FRESH = [
     ),
     Bug(
         "views",
-        "diff.py",
+        "groups.py",
         "_folded",
         "range(numbers[0], numbers[-1] + 1)",
         "range(numbers[0], numbers[-1])",

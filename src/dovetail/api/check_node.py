@@ -28,8 +28,8 @@ class NodeReport(Result):
         return all(test.passed for test in self.tests)
 
     @property
-    def exit_code(self) -> int:
-        return 0 if self.passed else 1
+    def failed(self) -> bool:
+        return not self.passed
 
     def to_dict(self) -> dict[str, Any]:
         return {"host": self.host, "passed": self.passed, "tests": [test._asdict() for test in self.tests]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from dovetail.core.errors import FileError
+from dovetail.core.errors import FileError, UsageError
 from dovetail.disk.atomic import check_writable
 from dovetail.disk.presets import find_preset
 from dovetail.disk.replace import set_aside
@@ -53,3 +53,9 @@ def check_path(path: Path) -> None:
 def check_output(path: Path) -> None:
     """Raise unless something can be written at this path."""
     check_writable(path)
+
+
+def check_reward(name: str) -> None:
+    """Raise for the import path of a reward: a command line runs no function that it names."""
+    if ":" in name:
+        raise UsageError("--reward: an import path is valid only in Python: dovetail.tune(..., reward='module:function')")

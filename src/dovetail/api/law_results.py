@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses as dc
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,15 +14,6 @@ from dovetail.views.laws import law_counts, law_row, suite_view
 
 class LawsResult(Result):
     """What the laws found."""
-
-    @property
-    @abstractmethod
-    def failed(self) -> bool:
-        """Whether a law fails; the exit code is then 1."""
-
-    @property
-    def exit_code(self) -> int:
-        return int(self.failed)
 
 
 @dc.dataclass(frozen=True, repr=False)

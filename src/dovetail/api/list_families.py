@@ -7,10 +7,9 @@ dovetail port --json
 from __future__ import annotations
 
 import dataclasses as dc
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
-from dovetail.api.result import Result
+from dovetail.api.result import ListResult
 from dovetail.views.blocks import TextTable, View, styled
 
 if TYPE_CHECKING:
@@ -18,26 +17,13 @@ if TYPE_CHECKING:
 
 
 @dc.dataclass(frozen=True, repr=False)
-class FamilyList(Result, Sequence["Family"]):
+class FamilyList(ListResult["Family"]):
     """The families, in the order in which an export tries them."""
 
     families: tuple[Family, ...]
 
-    @overload
-    def __getitem__(self, index: int) -> Family: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Family, ...]: ...
-    def __getitem__(self, index: int | slice) -> Family | tuple[Family, ...]:
-        return self.families[index]
-
-    def __len__(self) -> int:
-        return len(self.families)
-
     def to_dict(self) -> dict[str, Any]:
         return {"families": [family.data() for family in self.families]}
-
-    def for_json(self) -> Any:
-        return self.to_dict()["families"]
 
     def view(self, width: int) -> View:
         from dovetail.hf.survey import REFERENCE_VERSION

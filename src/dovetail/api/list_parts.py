@@ -11,10 +11,10 @@ import itertools
 import json
 import types
 import typing
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, overload
+from collections.abc import Iterator
+from typing import Annotated, Any
 
-from dovetail.api.result import Result
+from dovetail.api.result import ListResult
 from dovetail.core.errors import SpecError, names_or_nearest
 from dovetail.core.option import Option
 from dovetail.core.part import KINDS, Part, default_of, field_types, plain
@@ -45,26 +45,13 @@ class PartInfo:
 
 
 @dc.dataclass(frozen=True, repr=False)
-class PartList(Result, Sequence[PartInfo]):
+class PartList(ListResult[PartInfo]):
     """The registered parts, group by group."""
 
     parts: tuple[PartInfo, ...]
 
-    @overload
-    def __getitem__(self, index: int) -> PartInfo: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[PartInfo, ...]: ...
-    def __getitem__(self, index: int | slice) -> PartInfo | tuple[PartInfo, ...]:
-        return self.parts[index]
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
     def to_dict(self) -> dict[str, Any]:
         return {"parts": [part.to_dict() for part in self.parts]}
-
-    def for_json(self) -> Any:
-        return self.to_dict()["parts"]
 
     def view(self, width: int) -> View:
         if len(self.parts) == 1:

@@ -53,8 +53,8 @@ class Match(Result):
         return None if self.best is None else self.best.spec
 
     @property
-    def exit_code(self) -> int:
-        return 0 if self.equal else 1
+    def failed(self) -> bool:
+        return not self.equal
 
     def to_dict(self) -> dict[str, Any]:
         rows = [

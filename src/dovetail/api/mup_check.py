@@ -48,8 +48,8 @@ class CoordinateCheck(Result):
         return self.largest_slope <= FLAT
 
     @property
-    def exit_code(self) -> int:
-        return 0 if self.flat else 1
+    def failed(self) -> bool:
+        return not self.flat
 
     def to_dict(self) -> dict[str, Any]:
         rows = [{"address": c.address, "changes": list(c.changes), "slope": c.slope} for c in self.coordinates]

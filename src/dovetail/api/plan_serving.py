@@ -42,8 +42,8 @@ class ServingPlan(Result):
         return max(self.replicas, key=lambda one: one.requests(self.load) / one.tensor, default=None)
 
     @property
-    def exit_code(self) -> int:
-        return 0 if self.best is not None else 1
+    def failed(self) -> bool:
+        return self.best is None
 
     def to_dict(self) -> dict[str, Any]:
         from dovetail.planning.serving import assumptions

@@ -73,7 +73,9 @@ class TraitReport(Result):
 
     def _numbers(self, finding: Finding) -> str:
         score, threshold, null, rate = _shown(finding)
-        return f"score {score} (threshold {threshold}), null distribution up to {null}, false-alarm rate {rate}"
+        known = "" if null == "–" else f", null distribution up to {null}"
+        rates = "all others have it as well" if rate == "–" else f"false-alarm rate {rate}"
+        return f"score {score} (threshold {threshold}){known}, {rates}"
 
     def _rest(self) -> list[View]:
         skipped: list[View] = [f"{name}: not tested: {why}" for name, why in self.skipped.items()]

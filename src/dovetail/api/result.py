@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses as dc
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, overload
 
 from dovetail.views.blocks import PAGE_WIDTH, View, result_page, result_text
 from dovetail.views.page import Page
 
+T = TypeVar("T")
 INTERRUPTED = 130  # the exit code after Ctrl-C, as of a process that SIGINT ends
 
 
@@ -22,9 +23,14 @@ class Result(ABC):
     """A result that prints as text and converts to plain data."""
 
     @property
+    def failed(self) -> bool:
+        """Whether the answer is no: a law fails, two sides differ, nothing fits."""
+        return False
+
+    @property
     def exit_code(self) -> int:
         """The exit code of a command that prints it: 1 where the answer is no."""
-        return 0
+        return int(self.failed)
 
     @property
     def remark(self) -> str:
@@ -63,6 +69,29 @@ class Result(ABC):
 
     def __repr__(self) -> str:
         return str(self)
+
+
+class ListResult(Result, Sequence[T]):
+    """A result that is a sequence: of `items`, which are its first field."""
+
+    @property
+    def items(self) -> tuple[T, ...]:
+        """The items."""
+        return next(iter(vars(self).values()))
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[T, ...]: ...
+    def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
+        return self.items[index]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def for_json(self) -> Any:
+        (data,) = self.to_dict().values()
+        return data
 
 
 @dc.dataclass(frozen=True, repr=False)

@@ -19,8 +19,8 @@ class TrainingPlan(Findings, Result):
     """Layouts of a job, fastest first, and those that cannot run."""
 
     @property
-    def exit_code(self) -> int:
-        return 0 if self.best is not None else 1
+    def failed(self) -> bool:
+        return self.best is None
 
     def to_dict(self) -> dict[str, Any]:
         found = [layout_data(self.job, one, out) for one, out in zip(self.layouts, self.outlooks, strict=True)]

@@ -1,4 +1,13 @@
-"""tune: train a model further on chats, preferences or rewards; a thin caller of `train`, with the defaults of tuning."""
+"""Tune a model on chats, completions, preferences or rewards, by supervised learning, DPO, GRPO and other methods.
+
+The data is JSON Lines. Messages are rendered by the model's own chat template, and only the answers are learned, with the
+token that ends them: `dovetail data show DATA --model MODEL` prints which. The run directory is that of `dovetail train`:
+settings, metrics, checkpoints, the model and a plot; the same command again resumes a run that was interrupted or killed.
+
+    dovetail tune llama-tiny-trained --data chats.jsonl --template plain -o chat
+    dovetail tune chat --data pairs.jsonl --method dpo --beta 0.1 -o preferred
+    dovetail tune base --data sums.jsonl --method grpo --reward digit_sum --max-tokens 4 -o solver
+"""
 
 from __future__ import annotations
 
@@ -7,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from dovetail.api.checks import check_reward
 from dovetail.api.options import ONLY, TEMPLATE, InDir, InFile, Length, NewTokens, OutDir, Seed, Steps
 from dovetail.api.train import train
 from dovetail.api.training_run import TrainingRun
@@ -41,7 +51,8 @@ class TuningOptions(OptionGroup):
         Literal["forward", "reverse"] | None, Option("distill: the divergence to minimize (default: forward).")
     ] = None
     reward: Annotated[
-        str | Reward | None, Option("grpo: digit_sum, or exact_answer, which compares with the field `answer` of a row.")
+        str | Reward | None,
+        Option("grpo: digit_sum, or exact_answer, which compares with the field `answer` of a row.", check=check_reward),
     ] = None
     group: Annotated[int | None, BatchSize("grpo: answers per prompt (default: 8).")] = None
     max_tokens: Annotated[int | None, NewTokens("grpo: tokens of an answer at most (default: 64).")] = None

@@ -63,7 +63,8 @@ class Command:
             load_parts(values["load"])
         if self.verb.out:
             model = os.path.abspath(values[next(iter(self.options))])
-            given.setdefault("out", Path(os.path.relpath(self.verb.out.format(model))))
+            out = self.verb.out.format(model, **values | {"name": os.path.basename(model)})
+            given.setdefault("out", Path(os.path.relpath(out)))
         ours = {name for function in self.functions for name in declared(function)}
         if self.module is None:
             return self._call({name: value for name, value in given.items() if name in ours}, values)

@@ -14,7 +14,7 @@ class Verb(NamedTuple):
     page: str = ""  # the help of --html, which writes the result as a page
     streams: bool = False  # whether results are printed when they are known, with --jsonl as JSON
     loads: bool = True  # whether --load registers parts: the verb reads a spec
-    out: str = ""  # what is written without --out: a path, in which {} is that of the model
+    out: str = ""  # what is written without --out: a path with {} (the model's), {name} (the last part of it) and options
 
 
 VERBS = {
@@ -41,7 +41,7 @@ VERBS = {
         streams=True,
     ),
     "train": Verb("train a model on text or token shards, in a run that resumes"),
-    "tune": Verb("tune a model on chats, preferences or rewards, in a run that resumes"),
+    "tune": Verb("tune a model on chats, preferences or rewards, in a run that resumes", out="{name}-{method}"),
     "runs": Verb("list, compare and plot training runs", page="Also write an HTML page.", streams=True),
     "generate": Verb("generate text from a prompt"),
     "chat": Verb("talk with a model in the terminal"),

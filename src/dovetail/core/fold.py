@@ -128,11 +128,6 @@ def taps(spec: Part) -> Mapping[str, str]:
     return MappingProxyType({f"{path}.{name}".lstrip("."): axes for path, each in declared for name, axes in each})
 
 
-def check_addresses(spec: Part, patterns: Iterable[str]) -> None:
-    """Raise SpecError for a pattern that matches no address of the spec: a listener there would never be called."""
-    check_patterns(patterns, taps(spec), "no tap of this model matches")
-
-
 def check_patterns(patterns: Iterable[str], addresses: Collection[str], problem: str) -> None:
     """Raise SpecError with the problem, and the nearest pattern or address, for a pattern that matches none of them."""
     for pattern in patterns:
