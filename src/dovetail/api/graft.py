@@ -139,9 +139,7 @@ def graft(
     from dovetail.transformer import Transformer
     from dovetail.weights.surgery.transfer import graft as graft_model
 
-    _check_options(text, heal, hf, family)
-    if spec is None and not (set or swap or layers):
-        raise UsageError("no change is given; give --set, --swap or --layers")
+    _check_options(spec is not None or bool(set or swap or layers), text, heal, hf, family)
     place = None if out is None else Path(out)
     if place is not None:
         must_be_free(place, force)
@@ -180,11 +178,13 @@ def graft(
     return GraftResult(grafted, result, losses, tuple(history), place, family, interrupted.received)
 
 
-def _check_options(text: str | Path | None, heal: float | None, hf: bool, family: str | None) -> None:
+def _check_options(changed: bool, text: str | Path | None, heal: float | None, hf: bool, family: str | None) -> None:
     if heal is not None and text is None:
         raise UsageError("--heal: needs a text to train on; give --text")
     if family is not None and not hf:
         raise UsageError("--family: needs --hf")
+    if not changed:
+        raise UsageError("no change is given; give --set, --swap or --layers")
 
 
 def _new_spec(

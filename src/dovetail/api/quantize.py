@@ -150,8 +150,7 @@ def quantize(
     if recipe_of(model):
         raise SpecError(next(iter(recipe_of(model))), "is quantized already", "start from the dense model")
     check_weights(model, spec)
-    remedy = "use the tokenizer of the model"
-    corpus = None if text is None else corpus_for([model.spec], text, model.tokenizer, length, lambda _: remedy)
+    corpus = None if text is None else corpus_for([model.spec], text, model.tokenizer, length, "use the tokenizer of the model")
     before = measured(model, corpus, length, speed)
     batches = [] if corpus is None else calibration_batches(corpus, samples, length, seed)
     applied = apply(model, recipe, method, batches, on_step)

@@ -21,6 +21,7 @@ Exit code 0: the same function. 1: two functions, or NaN or infinity. Other code
 from __future__ import annotations
 
 import dataclasses as dc
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -42,9 +43,7 @@ if TYPE_CHECKING:
     from dovetail.proof.compare.check import Pass, Verdict
     from dovetail.proof.compare.comparison import Status
     from dovetail.proof.compare.opening import SideLike
-    from dovetail.proof.compare.prompt import Prompt
     from dovetail.proof.compare.server import ServerRow, ServerVerdict
-    from dovetail.proof.compare.sides import Side
     from dovetail.proof.rollouts.verdict import RolloutStatus, RolloutVerdict
 
 OLDER = Option("An earlier checkpoint that may have sampled the rollouts: DIR or hf:DIR; may be given many times.", repeat=True)
@@ -138,10 +137,7 @@ def verify(
     is explained; `older` are earlier checkpoints that may have sampled it. `progress` is called with a line per step, and
     `watch` with the result of each pass, or prompt of a server, as soon as it is known.
     """
-    from dovetail.proof.compare import opening
-    from dovetail.proof.compare.check import verify as verify_sides
-    from dovetail.proof.compare.dump_check import verify_dump
-    from dovetail.proof.compare.server import compare_server
+    from dovetail.proof.compare import check, dump_check, opening, server
     from dovetail.proof.rollouts.check import explain_file
 
     report_step, pairs, given = progress or silent, opening.module_pairs(map), cast("PromptOptions", prompt)
@@ -153,31 +149,21 @@ def verify(
     assert b is not None, "two sides, or rollouts"
     tokenizer = opening.first_tokenizer(a, b)
     report_step(f"reading {opening.label_of(a)} and {opening.label_of(b)}")
-
-    def read(*sides: Side) -> Prompt:
-        return opening.read_prompt(given.prompt, given.rows, given.length, given.seed, tokenizer, *sides)
-
+    read = functools.partial(opening.read_prompt, given.prompt, given.rows, given.length, given.seed, tokenizer)
     if isinstance(b, str) and b.startswith(opening.SERVER):
         side = opening.local(a, pairs)
-        verdict = compare_server(
+        verdict = server.compare_server(
             side, b, read(side), model=model, tokenizer=tokenizer, seconds=timeout, progress=report_step, watch=on_row
         )
         return Verification(verdict)
     if isinstance(b, str) and opening.is_recorded(b):
         side = opening.local(a, pairs)
         with opening.open_dump(b, lambda: read(side), decode, dtype, python, report_step) as dump:
-            return Verification(verify_dump(side, dump, why=why, progress=report_step, watch=on_pass), every)
+            return Verification(dump_check.verify_dump(side, dump, why=why, progress=report_step, watch=on_pass), every)
     first, second = opening.pair(a, b, pairs)
-    compared = verify_sides(
-        first,
-        second,
-        read(first, second),
-        dtype=dtype,
-        why=why,
-        decode=decode,
-        longest=given.longest,
-        progress=report_step,
-        watch=on_pass,
+    ids, longest = read(first, second), given.longest
+    compared = check.verify(
+        first, second, ids, dtype=dtype, why=why, decode=decode, longest=longest, progress=report_step, watch=on_pass
     )
     return Verification(compared, every)
 

@@ -186,10 +186,9 @@ def from_shards(places: Sequence[str], spec: Model, shape: Shape, masks: bool = 
     )
 
 
-def corpus_for(
-    specs: Sequence[Model], path: str | Path, tokenizer: Tokenizer | None, length: int, remedy: Callable[[Tokenizer], str]
-) -> Corpus:
-    """Return the text of a file, tokenized for models of these specs; `remedy` is what to do about a token that one lacks."""
+def corpus_for(specs: Sequence[Model], path: str | Path, tokenizer: Tokenizer | None, length: int, remedy: str) -> Corpus:
+    """Return the text of a file, tokenized for models of these specs. `remedy` says what to do about a token that one lacks;
+    {size} in it is the size of the tokenizer."""
     if tokenizer is None:
         raise FileError(f"{path}: the model has no tokenizer to read it; load it from a directory with a tokenizer.json")
     ids = tokenizer.encode(read_corpus(Path(path)))
@@ -199,7 +198,7 @@ def corpus_for(
             raise SpecError("--length", f"{length} tokens; the limit of the model is {longest}")
         if len(ids) and int(ids.max()) >= spec.vocab:
             problem = f"the text has token {int(ids.max())}; the vocabulary has {spec.vocab} tokens"
-            raise SpecError("vocab", problem, remedy(tokenizer))
+            raise SpecError("vocab", problem, remedy.format(size=tokenizer.size))
     return Corpus.cut(ids, length, name=str(path))
 
 

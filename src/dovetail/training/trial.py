@@ -37,7 +37,7 @@ class Trial:
         """Read and tokenize the text, and check it against the specs."""
         for spec in specs:
             objective_kind(spec, "text")
-        corpus = corpus_for(specs, text, tokenizer, length, lambda own: f"keep {own.size}, or leave --text out")
+        corpus = corpus_for(specs, text, tokenizer, length, "keep {size}, or leave --text out")
         assert tokenizer is not None  # the text was encoded
         return Trial(corpus, list(corpus.validation(batch, length)), tokenizer, batch, length, seed)
 
