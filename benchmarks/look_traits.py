@@ -8,7 +8,7 @@ The layer and the head depend on the seed. Of the models without a trait, half h
 of other kinds: RoPE, grouped heads, windows, LayerNorm, a recurrent mixer. A trait is found if a finding has its name and its
 address. A model without one has a false alarm if it has any finding, of any name.
 
-The thresholds (`dovetail.look.findings`) are those of papers, or were set on seeds from 1,000 on; the figure has seeds 0 to 23.
+The thresholds (`dovetail.look.judging`) are those of papers, or were set on seeds from 1,000 on; the figure has seeds 0 to 23.
 """
 
 from __future__ import annotations

@@ -30,18 +30,18 @@ import dovetail as dt
 class Setup:
     """The sizes of the experiment."""
 
-    vocab: int = 32
-    width: int = 64
+    vocab: int = 24
+    width: int = 32
     heads: int = 4
-    shortest: int = 5  # period
-    longest: int = 12
-    length: int = 32
-    steps: int = 1000  # at most: training ends soon after the model has learned it
-    batch: int = 32
-    lr: float = 0.005
+    shortest: int = 4  # period
+    longest: int = 10
+    length: int = 24
+    steps: int = 600  # at most: training ends soon after the model has learned it
+    batch: int = 64
+    lr: float = 0.01
 
 
-QUICK = Setup(vocab=24, shortest=4, longest=10, length=24, steps=400)
+QUICK = Setup(heads=2, steps=300)
 HEADS = "layers.*.mixer.z[head]"
 
 
@@ -80,10 +80,9 @@ def train(
     setup: Setup, layers: int, seed: int, test: Rows, steps: int, shuffled: bool
 ) -> tuple[dt.Transformer, list[tuple[int, float]]]:
     """A trained model of attention layers only, and its (step, accuracy on the test rows)."""
-    mixer = f"{{heads: {setup.heads}, position: {{kind: rope, base: 100}}}}"  # rows are short, so angles turn fast
     spec = dt.from_yaml(
-        f"{{width: {setup.width}, vocab: {setup.vocab}, init: {{kind: normal, spread: 0.12}}, head: {{kind: lm, tied: false}},"
-        f" layers: [{{repeat: {layers}, mixer: {mixer}, ffn: null}}]}}"
+        f"{{width: {setup.width}, vocab: {setup.vocab}, init: {{kind: normal, spread: 0.15}}, head: {{kind: lm, tied: false}},"
+        f" layers: [{{repeat: {layers}, mixer: {{heads: {setup.heads}}}, ffn: null}}]}}"
     )
     model, draw, curve = dt.build(spec, seed=seed), torch.Generator().manual_seed(seed), list[tuple[int, float]]()
     optimizer = torch.optim.AdamW(model.parameters(), setup.lr, betas=(0.9, 0.99), weight_decay=0.01)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 import dovetail as dt
 from dovetail.core.errors import InputError
-from dovetail.look.findings import THRESHOLDS, traits
+from dovetail.look.findings import traits
+from dovetail.look.judging import THRESHOLDS
 from dovetail.look.relations import head_traits
 
 FIRST = 14 * 142  # a seed whose trait is the first; the thresholds were set on others

@@ -192,7 +192,7 @@ def report(
 def _of_run(place: Path, progress: Callable[..., None] | None) -> RunReport:
     if not ((place / RUN_FILE).is_file() and (place / LOSSES_FILE).is_file()):
         raise UsageError(f"{place}: is not the directory of a training run; give --text FILE to look at a model")
-    from dovetail.look.findings import THRESHOLDS
+    from dovetail.look.judging import THRESHOLDS
     from dovetail.training.dynamics import checkpoint_states, spikes
     from dovetail.training.record import read_record
 

@@ -20,8 +20,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import groupby
-from types import MappingProxyType
-from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -29,33 +27,12 @@ from torch import Generator, Tensor
 from dovetail.core.errors import InputError, SpecError
 from dovetail.core.fold import taps
 from dovetail.look.effects import predicts_tokens
+from dovetail.look.judging import SPANS, THRESHOLDS, Hit, Judge, Parts, Site, related, stated
 from dovetail.look.relations import FEWEST, Spans, head_traits, shuffled
 from dovetail.look.states import copying, entropies, overlaps, residual_scores, silent_experts, silent_neurons
 from dovetail.look.tracer import Tracer, listened, trace
 from dovetail.model import ModelModule
 
-THRESHOLDS = MappingProxyType(
-    {
-        "previous-token": 0.4,
-        "next-token": 0.4,
-        "first-token": 0.3,  # Gu et al. 2025
-        "last-token": 0.3,
-        "duplicate-token": 0.3,
-        "induction": 0.3,
-        "positional": 0.5,
-        "copying": 0.6,
-        "uniform": 0.98,
-        "low-entropy": 0.9,
-        "entropy-collapse": 0.9,
-        "massive-activation": 100.0,
-        "outlier-channel": 6.0,  # Dettmers et al. 2022
-        "rank-collapse": 0.99,  # the tokens differ by a tenth of their norm
-        "dead-neurons": 0.0,
-        "dead-experts": 0.0,
-    }
-)
-SPANS = 0.3  # threshold of a relation that the user names
-RATE = 0.01  # the largest false-alarm rate
 TEXTS = 4  # shuffled copies of the text
 DRAWS = 99
 LISTED = 16  # dead units that an address names
@@ -65,7 +42,6 @@ EVEN = "lambda p: (p > 0) / (p > 0).sum(-1, keepdim=True)"  # attention to all v
 MEAN = "lambda x: x.mean(1, keepdim=True).expand_as(x)"  # the same residual stream for all tokens
 NEVER = "-1e9"  # the logit of an expert that is not chosen
 Progress = Callable[[int, int], None]  # layers done, of how many
-Site = tuple[str, int]  # address, index of the head, channel or unit
 
 
 @dc.dataclass(frozen=True)
@@ -123,18 +99,6 @@ def traits(
     return reader.findings
 
 
-class Hit(NamedTuple):
-    """A site that has a trait."""
-
-    site: Site
-    score: float
-    null: float
-    rate: float
-
-
-Parts = list[tuple[Tensor, Tensor]]  # per address: scores, and those of the null distribution
-
-
 class _Reader:
     """One call of `traits`."""
 
@@ -161,26 +125,10 @@ class _Reader:
 
     # -- what makes a finding -------------------------------------------------------------------------------------------
 
-    def related(self, name: str, sites: Sequence[Site], parts: Parts) -> Iterator[Hit]:
-        """Yield the heads whose score is large, and larger than the largest of all heads in shuffled relations."""
-        scores, nulls = (torch.cat([part[i] for part in parts], -1) for i in (0, 1))
+    def hits(self, judge: Judge, name: str, sites: Sequence[Site], parts: Parts) -> list[Hit]:
+        """The sites that have a trait."""
         self.findings.checked[name] = len(sites)
-        largest = nulls.amax(-1)
-        for site, score in zip(sites, scores.tolist(), strict=True):
-            rate = (1 + int((largest >= score).sum())) / (1 + len(largest))
-            if score >= THRESHOLDS.get(name, SPANS) and rate <= max(RATE, 1 / (1 + len(largest))):
-                yield Hit(site, score, float(largest.quantile(0.99)), rate)
-
-    def stated(self, name: str, sites: Sequence[Site], parts: Parts) -> Iterator[Hit]:
-        """Yield the sites whose score is large in the text and in shuffled texts; parts are (rows, sites of an address)."""
-        text, null = (torch.cat([part[i] for part in parts], -1).double() for i in (0, 1))
-        self.findings.checked[name] = len(sites)
-        has = null.mean(0) >= (threshold := THRESHOLDS[name])
-        others = null[:, ~has].flatten()
-        rate = (1 + int((others >= threshold).sum())) / (1 + others.numel()) if others.numel() else math.nan
-        high = float(others.sort().values[int(0.99 * (others.numel() - 1))]) if others.numel() else math.nan
-        for i in ((text.mean(0) >= threshold) & has).nonzero()[:, 0].tolist():
-            yield Hit(sites[i], float(text[:, i].mean()), high, rate)
+        return list(judge(name, sites, parts))
 
     def add(self, name: str, address: str, hit: Hit, evidence: str, what: str = "", ids: str = "ids") -> None:
         """Add a finding; `what` is the address and the value of its intervention, by default zero at its address."""
@@ -219,7 +167,7 @@ class _Reader:
         known = set[Site]()  # heads that a relation to a position explains
         for name in (*relations, "positional"):
             ids = "dt.look.repeated(ids)" if name in relations and relations[name].repeated else "ids"
-            for hit in self.related(name, sites, parts[name]):
+            for hit in self.hits(related, name, sites, parts[name]):
                 if name == "positional" and hit.site in known:
                     continue
                 known |= {hit.site}
@@ -234,12 +182,12 @@ class _Reader:
                     repr(self.head(hit.site[0], str(hit.site[1]))),
                     ids,
                 )
-        for hit in self.stated("entropy-collapse", [(address, 0) for address in patterns], parts["entropy-collapse"]):
+        for hit in self.hits(stated, "entropy-collapse", [(address, 0) for address in patterns], parts["entropy-collapse"]):
             known |= {site for site in sites if site[0] == hit.site[0]}
             evidence = f"row entropy {1 - hit.score:.3f} of log n, the mean of its heads"
             self.add("entropy-collapse", hit.site[0], hit, evidence, f"{hit.site[0]!r}, {EVEN}")
         for name in ("uniform", "low-entropy"):
-            hits = [hit for hit in self.stated(name, sites, parts[name]) if name == "uniform" or hit.site not in known]
+            hits = [hit for hit in self.hits(stated, name, sites, parts[name]) if name == "uniform" or hit.site not in known]
             for address, some in groupby(hits, key=lambda hit: hit.site[0]):
                 group = list(some)
                 heads = "|".join(str(hit.site[1]) for hit in group)
@@ -262,7 +210,7 @@ class _Reader:
             return
         parts = list(copying(self.model, self.tokens, layers, self.draws, self.seed))
         sites = [(f"layers.{i}.mixer.z", head) for i, part in zip(layers, parts, strict=True) for head in range(len(part[0]))]
-        for hit in self.related("copying", sites, parts):
+        for hit in self.hits(related, "copying", sites, parts):
             evidence = (
                 f"Σ Re λ / Σ |λ| of its OV matrix is {hit.score:.2f}; tokens exchanged, no head has more than {hit.null:.2f}"
             )
@@ -282,7 +230,7 @@ class _Reader:
                 parts[name].append((score, null[name]))
                 sites[name] += [(address, i) for i in range(score.shape[-1])]
         for name, some in parts.items():
-            hits = sorted(self.stated(name, sites[name], some), key=lambda hit: hit.site[1])
+            hits = sorted(self.hits(stated, name, sites[name], some), key=lambda hit: hit.site[1])
             for channel, group in groupby(hits, key=lambda hit: hit.site[1]):
                 found = list(group)
                 best = found[0] if name == "rank-collapse" else max(found, key=lambda hit: hit.score)
