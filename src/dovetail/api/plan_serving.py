@@ -3,104 +3,20 @@
 from __future__ import annotations
 
 import dataclasses as dc
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from dovetail.api.arguments import Changes, SpecLike, read_spec
 from dovetail.api.options import DEVICE, PRICE, SET, SPEC, SWAP, TENSOR, Count, Length, NewTokens
-from dovetail.api.result import Result
 from dovetail.core.errors import SpecError, UsageError, names_or_nearest
-from dovetail.core.fold import parameters
 from dovetail.core.option import Option
-from dovetail.core.units import count, read_count, size
-from dovetail.planning.device import Device, device_named
-from dovetail.views.blocks import Cell, TextTable, View, styled
+from dovetail.core.units import read_count
+from dovetail.planning.device import device_named
 
 if TYPE_CHECKING:
-    from dovetail.model import Model
-    from dovetail.planning.serving import Capacity, Load, Refused, Replica
+    from dovetail.api.serving_plan import ServingPlan
 
 GAP = 0.05  # seconds between two tokens: 20 per second, faster than people read
-HEADS = ("GPUs", "rows", "weights", "state of a row", "first token", "next token", "requests/s", "tokens/s", "limit")
 ACTIVE, REQUESTS = 0.1, 6.0  # of all users in the busiest hour, and requests of each in it
-
-
-@dc.dataclass(frozen=True, repr=False)
-class ServingPlan(Result):
-    """Replicas of a model on a device, by their number of ranks, and what some users need of the best."""
-
-    name: str
-    spec: Model
-    device: Device
-    load: Load
-    replicas: tuple[Replica, ...]
-    refused: tuple[Refused, ...]
-    capacity: Capacity | None
-
-    @property
-    def best(self) -> Replica | None:
-        """The replica with the most requests per second and GPU."""
-        return max(self.replicas, key=lambda one: one.requests(self.load) / one.tensor, default=None)
-
-    @property
-    def failed(self) -> bool:
-        return self.best is None
-
-    def to_dict(self) -> dict[str, Any]:
-        from dovetail.planning.serving import assumptions
-
-        def data(one: Replica) -> dict[str, Any]:
-            return {
-                **dc.asdict(one),
-                "requests_per_second": one.requests(self.load),
-                "tokens_per_second": one.tokens(self.load),
-            }
-
-        return {
-            "spec": self.name,
-            "parameters": parameters(self.spec),
-            "device": self.device.name,
-            **dc.asdict(self.load),
-            "best": None if self.best is None else data(self.best),
-            "replicas": [data(one) for one in self.replicas],
-            "refused": [dc.asdict(one) for one in self.refused],
-            "capacity": None if self.capacity is None else dc.asdict(self.capacity),
-            "assumptions": list(assumptions(self.device, self.load)),
-        }
-
-    def view(self, width: int) -> View:
-        from dovetail.planning.serving import assumptions
-
-        load, best = self.load, self.best
-        stored = f"weights {load.weights}, cache {load.cache}"
-        lines = [
-            styled((self.name, "bold"), f"   {count(parameters(self.spec))} parameters on {self.device.name}"),
-            styled((f"requests of {load.prompt:,} + {load.answer:,} tokens; {stored}", "dim")),
-            "",
-            TextTable(HEADS, [_cells(one, load, one is best) for one in self.replicas], right=HEADS[:-1])
-            if self.replicas
-            else styled(("no replica fits; use more ranks, fewer bits, or more memory", "yellow")),
-            *(styled((f"{one.tensor} GPUs: {one.reason}", "dim")) for one in self.refused),
-        ]
-        if self.capacity is not None:
-            lines += ["", styled((_need(self.capacity), "bold"))]
-        return [*lines, "", *(styled(("assumed  ", "dim"), line) for line in assumptions(self.device, load))]
-
-
-def _cells(one: Replica, load: Load, best: bool) -> list[Cell]:
-    """A row of the table, by HEADS."""
-    sizes = f"{one.tensor}", f"{one.rows:,}", size(round(one.weights)), size(round(one.state))
-    times = f"{1000 * one.prefill:,.0f} ms", f"{1000 * one.step:,.1f} ms"
-    cells = *sizes, *times, f"{one.requests(load):,.2f}", f"{one.tokens(load):,.0f}", one.limit
-    return [styled((cell, "bold cyan" if best else "")) for cell in cells]
-
-
-def _need(need: Capacity) -> str:
-    hour, million = need.dollars_per_hour, need.dollars_per_million_tokens
-    rate = f"{need.requests:,.1f} requests/s at the peak"
-    text = f"{count(need.users)} users: {rate}, {need.replicas:,} replicas, {need.gpus:,} GPUs"
-    if hour is None or million is None:
-        return text
-    return f"{text}, ${hour:,.0f} per hour, ${million:,.2f} per million tokens at the peak"
 
 
 def plan_serving(
@@ -142,6 +58,7 @@ def plan_serving(
     in dollars per GPU-hour their cost. All figures are upper bounds; `to_dict()["assumptions"]` says on what they rest.
     """
     from dovetail.account import longest_length
+    from dovetail.api.serving_plan import ServingPlan
     from dovetail.core.check import check
     from dovetail.decoding.generation import check_generates
     from dovetail.planning.serving import BYTES, Load, capacity, replicas
