@@ -7,7 +7,7 @@ from typing import Any
 
 from dovetail.api.result import Result
 from dovetail.core.fold import parameters
-from dovetail.planning.report import Findings, layout_data
+from dovetail.planning.report import PlanReport, layout_data
 from dovetail.views.blocks import View
 from dovetail.views.page import Page
 from dovetail.views.plan import plan_view
@@ -15,7 +15,7 @@ from dovetail.views.plan_page import plan_page
 
 
 @dc.dataclass(frozen=True, repr=False)
-class TrainingPlan(Findings, Result):
+class TrainingPlan(PlanReport, Result):
     """Layouts of a job, fastest first, and those that cannot run."""
 
     @property

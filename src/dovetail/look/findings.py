@@ -90,16 +90,16 @@ def traits(
         raise SpecError("encoder", "traits of an encoder–decoder are not defined", "give a decoder, or an encoder by itself")
     if not spec.embed.token_ids or tokens.dim() != 2:
         raise InputError(f"tokens: have the shape {tuple(tokens.shape)}; give ids (rows, n) to a model of tokens")
-    reader = _Reader(model, tokens.cpu(), seed, draws, progress)
+    search = _Traits(model, tokens.cpu(), seed, draws, progress)
     with torch.no_grad():
-        reader.heads(spans or {})
-        reader.copying_heads()
-        reader.residual()
-        reader.dead()
-    return reader.findings
+        search.heads(spans or {})
+        search.copying_heads()
+        search.residual()
+        search.dead()
+    return search.findings
 
 
-class _Reader:
+class _Traits:
     """One call of `traits`."""
 
     def __init__(self, model: ModelModule, tokens: Tensor, seed: int, draws: int, progress: Progress | None) -> None:

@@ -85,7 +85,7 @@ class Outlook:
 
 
 @dc.dataclass(frozen=True, repr=False)
-class Findings:
+class PlanReport:
     """Layouts of a job: those that were traced, the ones that fit first and of these the fastest, and those that cannot run."""
 
     name: str

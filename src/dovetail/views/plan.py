@@ -11,7 +11,7 @@ from rich.text import Text
 
 from dovetail.core.fold import parameters
 from dovetail.core.units import count, flops, size
-from dovetail.planning.report import HOUR, Findings, Outlook, bubble_of
+from dovetail.planning.report import HOUR, Outlook, PlanReport, bubble_of
 from dovetail.planning.search import Job, Planned
 from dovetail.views.console import plain_table
 
@@ -20,7 +20,7 @@ COLUMNS = ("layout", "fits", "memory", "step", "MFU", "days", "micro-batches", "
 NUMBERS = COLUMNS[2:7]
 
 
-def plan_view(plan: Findings, width: int) -> Iterator[RenderableType]:
+def plan_view(plan: PlanReport, width: int) -> Iterator[RenderableType]:
     """Yield what a terminal of so many columns shows."""
     job = plan.job
     run = "" if plan.tokens is None else f", {count(plan.tokens)} tokens"
@@ -44,7 +44,7 @@ def plan_view(plan: Findings, width: int) -> Iterator[RenderableType]:
     yield from (Text.assemble(("assumed  ", "dim"), line) for line in plan.assumptions)
 
 
-def plan_facts(plan: Findings) -> list[tuple[str, str, str]]:
+def plan_facts(plan: PlanReport) -> list[tuple[str, str, str]]:
     """Return the figures of the best layout: name, value, note."""
     one, found = plan.layouts[0], plan.outlooks[0]
     memory, seconds, sure = one.memory, one.seconds, found.reliability
@@ -81,7 +81,7 @@ def plan_facts(plan: Findings) -> list[tuple[str, str, str]]:
     return lines
 
 
-def _run_facts(plan: Findings, found: Outlook) -> list[tuple[str, str, str]]:
+def _run_facts(plan: PlanReport, found: Outlook) -> list[tuple[str, str, str]]:
     if plan.tokens is None or found.days is None or found.interruptions is None:
         return []
     lines = [("run", f"{found.days:,.1f} days", f"for {count(plan.tokens)} tokens, interruptions included")]
@@ -98,7 +98,7 @@ def facts_table(lines: Sequence[tuple[str, str, str]]) -> Table:
     return table
 
 
-def layout_table(plan: Findings) -> Table:
+def layout_table(plan: PlanReport) -> Table:
     """Return the traced layouts as a table."""
     table = plain_table(*COLUMNS, right=NUMBERS, header=True)
     for layout, fits, *cells in layout_rows(plan):
@@ -106,7 +106,7 @@ def layout_table(plan: Findings) -> Table:
     return table
 
 
-def layout_rows(plan: Findings) -> Iterator[tuple[str, ...]]:
+def layout_rows(plan: PlanReport) -> Iterator[tuple[str, ...]]:
     """Yield the traced layouts by COLUMNS."""
     for one, found in zip(plan.layouts, plan.outlooks, strict=True):
         yield _layout_cells(plan.job, one, found)
@@ -129,7 +129,7 @@ def _layout_cells(job: Job, one: Planned, found: Outlook) -> tuple[str, ...]:
     return str(one.layout), "yes" if one.fits else "no", *numbers, *setting
 
 
-def _refusals(plan: Findings) -> Iterator[RenderableType]:
+def _refusals(plan: PlanReport) -> Iterator[RenderableType]:
     """Yield the reasons for which layouts cannot run, each with the number of layouts and one of them."""
     reasons = Counter(one.reason for one in plan.refused)
     for reason, number in reasons.most_common(SHOWN):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from dovetail.core.units import size
 from dovetail.parallel.layout import Layout
-from dovetail.planning.report import Findings
+from dovetail.planning.report import PlanReport
 from dovetail.planning.search import Planned
 from dovetail.views.page import Fact, body
 from dovetail.views.plan import COLUMNS, NUMBERS, layout_rows, plan_facts
@@ -45,7 +45,7 @@ class Axis(NamedTuple):
         return self.ranks if self.ranks <= SQUARES else SQUARES - 2
 
 
-def plan_page(plan: Findings) -> str:
+def plan_page(plan: PlanReport) -> str:
     """Return the content of the page."""
     best = plan.best
     return body(
@@ -67,7 +67,7 @@ def axes_of(layout: Layout) -> list[Axis]:
     return [Axis(name, ranks, note) for name, note in AXES.items() if (ranks := getattr(layout, name)) > 1]
 
 
-def _figures(plan: Findings) -> Iterator[Fact]:
+def _figures(plan: PlanReport) -> Iterator[Fact]:
     """Yield the figures of the best layout; those without a name are parts of the one above them."""
     facts: list[Fact] = []
     for name, value, note in plan_facts(plan):
@@ -85,7 +85,7 @@ def _memory(one: Planned, usable: float) -> Iterator[tuple[str, str, str, str]]:
         yield names.get(kind, kind), f"{100 * part / whole:.2f}%", size(part), kind
 
 
-def _refused(plan: Findings) -> Iterator[tuple[Layout, int, str]]:
+def _refused(plan: PlanReport) -> Iterator[tuple[Layout, int, str]]:
     """Yield (example, how many more, reason) of the layouts that cannot run, the most frequent reason first."""
     for reason, number in Counter(one.reason for one in plan.refused).most_common():
         yield next(one.layout for one in plan.refused if one.reason == reason), number - 1, reason

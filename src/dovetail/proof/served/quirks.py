@@ -66,7 +66,7 @@ class Quirks:
         return {"model": self.model, "ids": self.ids, "cold": self.cold, "lists": self.lists, "lacks": self.lacks}
 
 
-class Probe:
+class QuirkProbe:
     """Asks one server what it offers."""
 
     def __init__(self, client: HttpClient, tokenizer: Tokenizer | None, seed: int) -> None:

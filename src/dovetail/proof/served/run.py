@@ -10,7 +10,7 @@ from dovetail.core.limits import ANSWER_SECONDS
 from dovetail.proof.served import features, function
 from dovetail.proof.served.case import LONGEST, SERVED, Served
 from dovetail.proof.served.client import DryRun, HttpClient
-from dovetail.proof.served.quirks import Probe, Quirks
+from dovetail.proof.served.quirks import QuirkProbe, Quirks
 from dovetail.text.tokenizer import Tokenizer
 
 __all__ = ["SERVED", "Plan", "Served", "calibrated", "features", "function", "opened", "planned"]
@@ -55,7 +55,7 @@ def opened(
     if against is not None:
         other = opened(against, model=model, key=key, tokenizer=tokenizer, dtype=dtype, seed=seed + 1)
     client = HttpClient(url, key=key)
-    quirks, prompts = Probe(client, tokenizer, seed).run(model)
+    quirks, prompts = QuirkProbe(client, tokenizer, seed).run(model)
     client.http.seconds = limit_of(quirks)
     return Served(client, quirks, prompts, dtype=dtype, exact=exact, other=other)
 
