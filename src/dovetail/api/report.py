@@ -8,7 +8,6 @@ that tests it by an intervention; or without a text, what a training run did: sp
 from __future__ import annotations
 
 import dataclasses as dc
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,19 +18,14 @@ from dovetail.api.result import Result
 from dovetail.core.errors import FileError, UsageError
 from dovetail.core.option import Option
 from dovetail.disk.model_files import LOSSES_FILE, RUN_FILE
-from dovetail.views.blocks import PAGE_WIDTH, TextTable, View, result_page, styled
+from dovetail.views.blocks import PAGE_WIDTH, View, result_page
+from dovetail.views.look import checkpoint_table, record_lines, trait_lines, trait_table
 from dovetail.views.page import Page
-from dovetail.views.runs import run_curves
 
 if TYPE_CHECKING:
     from dovetail.look.findings import Finding
     from dovetail.training.dynamics import CheckpointState, Spike
     from dovetail.training.record import RunRecord
-
-OF_SPIKES = ("step", "spike of", "value", "median before", "tokens")
-COLUMNS = ("trait", "address", "score", "threshold", "null", "false-alarm rate", "evidence", "tested by")
-NUMBERS = COLUMNS[2:6]
-OF_CHECKPOINTS = ("step", "update ratio per step", "row entropy", "busiest expert", "induction", "head")
 
 
 @dc.dataclass(frozen=True, repr=False)
@@ -47,45 +41,22 @@ class TraitReport(Result):
     setup: str  # the Python that the tests of the findings follow
 
     def to_dict(self) -> dict[str, Any]:
-        data = dc.asdict(self)
-        return {
-            **data,
-            "directory": str(self.directory),
-            "text": str(self.text),
-            "findings": [dc.asdict(f) for f in self.findings],
-        }
+        findings = [dc.asdict(finding) for finding in self.findings]
+        return {**dc.asdict(self), "directory": str(self.directory), "text": str(self.text), "findings": findings}
 
     def view(self, width: int) -> View:
-        lines: list[View] = [self._size(), ""]
-        for finding in self.findings:
-            lines += [styled((finding.name, "bold"), f"  {finding.address}"), f"    {self._numbers(finding)}"]
-            lines += [f"    {finding.evidence}", styled((f"    {finding.test}", "cyan"))]
-        return [*lines, *self._rest()]
+        return [self._size(), "", *trait_lines(self.findings), *self._rest()]
 
     def page(self) -> Page:
-        cells = [(f.name, f.address, *_shown(f), f.evidence, f.test) for f in self.findings]
-        table = TextTable(COLUMNS, cells, right=NUMBERS)
-        return result_page(f"dovetail look {self.directory.name}", [self._size(), table, *self._rest()])
+        return result_page(f"dovetail look {self.directory.name}", [self._size(), trait_table(self.findings), *self._rest()])
 
     def _size(self) -> str:
         rows, length = self.tokens
         return f"{self.directory}: {len(self.findings)} findings in {rows} rows of {length} tokens of {self.text}"
 
-    def _numbers(self, finding: Finding) -> str:
-        score, threshold, null, rate = _shown(finding)
-        known = "" if null == "–" else f", null distribution up to {null}"
-        rates = "all others have it as well" if rate == "–" else f"false-alarm rate {rate}"
-        return f"score {score} (threshold {threshold}){known}, {rates}"
-
     def _rest(self) -> list[View]:
         skipped: list[View] = [f"{name}: not tested: {why}" for name, why in self.skipped.items()]
         return [*skipped, "", f"To run a line in Python, first:  {self.setup}"] if self.findings else skipped
-
-
-def _shown(finding: Finding) -> tuple[str, str, str, str]:
-    rate = "–" if math.isnan(finding.false_alarm) else f"{finding.false_alarm:.2g}"
-    null = "–" if math.isnan(finding.null) else f"{finding.null:.3g}"
-    return f"{finding.score:.3g}", f"{finding.threshold:g}", null, rate
 
 
 @dc.dataclass(frozen=True, repr=False)
@@ -106,11 +77,7 @@ class RunReport(Result):
     def to_dict(self) -> dict[str, Any]:
         history = self.record.history
         return {
-            "run": str(self.record.place),
-            "state": self.record.state,
-            "steps": history[-1].step if history else 0,
-            "loss": history[-1].loss if history else None,
-            "held_out_loss": self.record.held_out_loss,
+            **self.record.to_dict(),
             "grad_norm": history[-1].grad_norm if history else None,
             "spikes": [spike._asdict() for spike in self.spikes],
             "checkpoints": [state._asdict() for state in self.checkpoints],
@@ -119,18 +86,9 @@ class RunReport(Result):
         }
 
     def view(self, width: int) -> View:
-        record, history = self.record, self.record.history
-        if not history:
-            return f"{record.place}: no steps are recorded yet"
-        last, norms = history[-1], [m.grad_norm for m in history if m.grad_norm is not None]
-        size = f"{record.place}: {record.state}, {last.step:,} steps; loss {history[0].loss:.3f} → {last.loss:.3f}"
-        size += "" if record.held_out_loss is None else f", held-out {record.held_out_loss:.3f}"
-        size += f"; gradient norm {norms[0]:.3g} → {norms[-1]:.3g}, largest {max(norms):.3g}" if norms else ""
-        rows = [(f"{s.step:,}", s.what, f"{s.value:.4g}", f"{s.usual:.4g}", f"{s.tokens:,}") for s in self.spikes]
-        found = TextTable(OF_SPIKES, rows, right=OF_SPIKES[2:]) if rows else "no spikes of loss or gradient norm"
-        blocks: list[View] = [size, *run_curves([history], width), "", found]
-        cells = [(f"{c.step:,}", *map(_number, c[1:5]), c.head) for c in self.checkpoints]
-        blocks += ["", TextTable(OF_CHECKPOINTS, cells, right=OF_CHECKPOINTS[:5]) if cells else self.note]
+        blocks = record_lines(self.record, self.spikes, width)
+        if self.record.history:
+            blocks += ["", checkpoint_table(self.checkpoints) if self.checkpoints else self.note]
         if self.checkpoints and any(c.induction is not None for c in self.checkpoints):
             step, first = self.induction_step, self.checkpoints[0].step
             when = f"by step {step:,}" if step == first else f"at step {step:,}" if step is not None else "in no checkpoint"
@@ -139,10 +97,6 @@ class RunReport(Result):
 
     def page(self) -> Page:
         return result_page(f"dovetail look {self.record.place.name}", self.view(PAGE_WIDTH))
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
 
 
 def report(

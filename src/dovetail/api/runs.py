@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from dovetail.api.options import OutFile
 from dovetail.api.result import Event, Result, Watch, unwatched
 from dovetail.core.errors import DovetailError, FileError
-from dovetail.core.fold import parameters
 from dovetail.core.option import Option
 from dovetail.disk.atomic import check_free
 from dovetail.views.blocks import View
@@ -42,13 +41,13 @@ class RunList(Result):
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "runs": [_summary(record) for record in self.records],
+            "runs": [record.to_dict() for record in self.records],
             "unreadable": list(self.unreadable),
             "comparisons": [comparison.to_dict() for comparison in self.comparisons],
         }
 
     def view(self, width: int) -> View:
-        table = run_table([_summary(record) for record in self.records]) if self.records else "no runs here"
+        table = run_table([record.to_dict() for record in self.records]) if self.records else "no runs here"
         return [table, self.rest(width)]
 
     def rest(self, width: int) -> View:
@@ -56,7 +55,7 @@ class RunList(Result):
         return [*self.unreadable, *run_curves(self._histories(), width), *compared]
 
     def page(self) -> Page:
-        table = run_table([_summary(record) for record in self.records])
+        table = run_table([record.to_dict() for record in self.records])
         compared = [(f"{one.a} → {one.b}", [line.strip() for line in one.lines()]) for one in self.comparisons]
         return Page("dovetail runs", runs_page(table, self._histories(), self.unreadable, compared))
 
@@ -92,7 +91,7 @@ def runs(
         except DovetailError as error:
             problems.append(str(error))
             continue
-        data = _summary(records[-1])
+        data = records[-1].to_dict()
         watch(Event("run", data, run_row(len(records) - 1 if len(places) <= MOST else None, data, width, len(records) == 1)))
     if plot is not None:
         check_free(plot, force)
@@ -106,19 +105,3 @@ def _drawn(records: list[RunRecord]) -> dict[str, Any]:
     if not found or len(found) > MOST:
         raise FileError(f"{len(found)} runs have losses to plot; name from 1 to {MOST} runs")
     return found
-
-
-def _summary(record: RunRecord) -> dict[str, Any]:
-    last = record.history[-1] if record.history else None
-    return {
-        "run": str(record.place),
-        "layers": len(record.spec.layers),
-        "parameters": parameters(record.spec),
-        "steps": last.step if last else 0,
-        "tokens": last.tokens if last else 0,
-        "loss": last.loss if last else None,
-        "held_out_loss": record.held_out_loss,
-        "bits_per_byte": record.bits_per_byte,
-        "mfu": last.mfu if last else None,
-        "state": record.state,
-    }

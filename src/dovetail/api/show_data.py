@@ -17,16 +17,15 @@ from dovetail.api.options import TEMPLATE, InDir, InPath, Steps
 from dovetail.api.result import Result
 from dovetail.core.errors import UsageError
 from dovetail.core.option import Option
-from dovetail.views.blocks import TextTable, View
+from dovetail.views.blocks import View
+from dovetail.views.corpus import corpus_view
 from dovetail.views.progress import WorkProgress
 
 if TYPE_CHECKING:
     from dovetail.api.show_rows import TuningRows
     from dovetail.data.manifest import Manifest
 
-COUNTS = ("documents", "tokens", "bytes", "bytes per token", "shards", "size")
 DATA_ERROR = 4  # exit code
-LISTED = 20  # problems that are printed
 
 
 @dc.dataclass(frozen=True, repr=False)
@@ -48,27 +47,7 @@ class DataSummary(Result):
         return {"directory": str(self.directory), **data, "splits": splits, **verified}
 
     def view(self, width: int) -> View:
-        from dovetail.data.shards import files_of
-
-        item, rows = self.manifest.dtype.itemsize, list[tuple[str, ...]]()
-        for name, split in self.manifest.splits.items():
-            counts = (f"{count:,}" for count in (split.documents, split.tokens, split.bytes))
-            ratio = f"{split.bytes / split.tokens:.2f}" if split.tokens else ""
-            rows.append((name, *counts, ratio, f"{len(split.shards):,}", f"{split.tokens * item / 2**20:,.1f} MB"))
-        tokenizer = self.manifest.tokenizer
-        end = "no end token" if tokenizer.end is None else f"end token {tokenizer.end}"
-        dropped = self.manifest.dropped
-        lines = [
-            "",
-            f"tokenizer    {tokenizer.vocab:,} ids as {self.manifest.dtype.name}, {end}, SHA-256 {tokenizer.sha256[:12]}…",
-            f"dropped      {dropped['duplicates']:,} duplicates, {dropped['empty']:,} empty documents",
-            f"fingerprint  {self.manifest.fingerprint}",
-        ]
-        if self.problems is not None:
-            files = sum(len(files_of(shard.name)) for split in self.manifest.splits.values() for shard in split.shards)
-            lines.append(f"checksums    {files - len(self.problems):,} of {files:,} files match")
-            lines += [f"             {problem}" for problem in self.problems[:LISTED]]
-        return [f"{self.directory}\n", TextTable(("split", *COUNTS), rows, right=COUNTS), "\n".join(lines)]
+        return [f"{self.directory}\n", *corpus_view(self.manifest, self.problems)]
 
 
 @overload

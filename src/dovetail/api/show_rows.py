@@ -14,10 +14,10 @@ from dovetail.hf.files import read_vocabulary
 from dovetail.text.conversation import Encoded
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.tuning import turn_encoder
-from dovetail.views.blocks import StyledText, View, styled
+from dovetail.views.blocks import StyledText, View
+from dovetail.views.corpus import LEGEND, example_text
 
 NAMES = {1: ("",), 2: ("chosen", "rejected")}  # of the examples of a row
-LEARNED, MASKED = "bold green", "dim"
 
 
 @dc.dataclass(frozen=True, repr=False)
@@ -55,19 +55,10 @@ class TuningRows(Result):
         lines = list[str | StyledText]()
         for row in self.shown:
             for name, one in zip(NAMES[len(row.examples)], row.examples, strict=True):
-                lines += [f"{row.where} {name}".rstrip(), self._colored(one), ""]
+                lines += [f"{row.where} {name}".rstrip(), example_text(one, self.tokenizer), ""]
         share = self.learned / max(self.tokens, 1)
         counts = f"{self.rows:,} rows, {self.tokens:,} tokens, {self.learned:,} of them learned ({share:.1%})"
-        legend = styled(("⟦learned⟧", LEARNED), " ", ("not learned", MASKED))
-        return [*lines, f"{self.path}: {counts}; the longest example has {self.longest:,} tokens", legend]
-
-    def _colored(self, one: Encoded) -> StyledText:
-        """The tokens of an example; answers stand in brackets, too, for those who see no color."""
-        pieces = list[tuple[str, str]]()
-        for learned, run in itertools.groupby(zip(one.ids.tolist(), one.answer.tolist(), strict=True), lambda pair: pair[1]):
-            labels = "".join(self.tokenizer.label(token) for token, _ in run)
-            pieces.append((f"⟦{labels}⟧" if learned else labels, LEARNED if learned else MASKED))
-        return styled(*pieces)
+        return [*lines, f"{self.path}: {counts}; the longest example has {self.longest:,} tokens", LEGEND]
 
 
 def show_rows(path: Path, model: str | Path, template: str | None, count: int) -> TuningRows:

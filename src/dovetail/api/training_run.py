@@ -10,6 +10,7 @@ from dovetail.api.result import INTERRUPTED, Result
 from dovetail.core.fold import parameters
 from dovetail.training.metrics import StepMetrics
 from dovetail.views.blocks import View
+from dovetail.views.runs import training_view
 
 if TYPE_CHECKING:
     from dovetail.text.tokenizer import Tokenizer
@@ -85,19 +86,5 @@ class TrainingRun(Result):
         return {**data, "interrupted": self.interrupted}
 
     def view(self, width: int) -> View:
-        data = self.to_dict()
-        bits = self.held_out_bits_per_byte
-        mfu = "" if self.mfu is None else f", MFU {self.mfu:.1%}"
-        lines = [
-            f"{data['steps']:,} steps, {data['tokens']:,} tokens in {data['seconds']:.0f} s: "
-            f"{data['tokens_per_second']:,} tokens/s{mfu}" + (" (interrupted)" if self.interrupted else ""),
-            f"loss of step 1: {data['first_loss']:.3f}; train loss (mean of the last {data['train_loss_steps']} steps): "
-            f"{self.train_loss:.3f}; held-out loss: {self.held_out_loss:.3f}"
-            + "".join(f", {name} {value:.4g}" for name, value in (self.history[-1].val_metrics or {}).items())
-            + ("" if bits is None else f", {bits:.3f} bits per byte"),
-        ]
-        if self.sample:
-            lines += ["", f"a sample after {self.prompt!r}:", "", self.prompt + self.sample, ""]
-        if self.directory is not None:
-            lines.append(f"written to {self.directory}")
-        return "\n".join(lines)
+        sample = None if self.sample is None else (self.prompt, self.sample)
+        return training_view(self.to_dict(), self.history[-1].val_metrics or {}, sample)

@@ -20,6 +20,7 @@ import torch
 
 from dovetail.core.declared_tensors import held
 from dovetail.core.errors import DovetailError, FileError
+from dovetail.core.fold import parameters
 from dovetail.core.module import tensor_at
 from dovetail.data.bits import bits_per_byte
 from dovetail.disk.atomic import try_locked, write_atomically
@@ -109,6 +110,22 @@ class RunRecord:
         if loss is None or objective is None or not objective.generates or not data.get("held_out_bytes"):
             return None
         return bits_per_byte(loss, 1, data["held_out_tokens"], data["held_out_bytes"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its size and its last figures as plain data."""
+        last = self.history[-1] if self.history else None
+        return {
+            "run": str(self.place),
+            "layers": len(self.spec.layers),
+            "parameters": parameters(self.spec),
+            "steps": last.step if last else 0,
+            "tokens": last.tokens if last else 0,
+            "loss": last.loss if last else None,
+            "held_out_loss": self.held_out_loss,
+            "bits_per_byte": self.bits_per_byte,
+            "mfu": last.mfu if last else None,
+            "state": self.state,
+        }
 
 
 def read_record(place: Path) -> RunRecord:

@@ -75,3 +75,22 @@ def runs_page(
     ]
     axes = {"low": f"{low:.3f}", "high": f"{high:.3f}", "most": f"{most:,.0f}"}
     return body("runs.html", table=table, lines=lines, canvas=CANVAS, **axes, unreadable=unreadable, compared=compared)
+
+
+def training_view(run: Mapping[str, Any], metrics: Mapping[str, float], sample: tuple[str, str] | None) -> str:
+    """What a run did, from its `to_dict`: its speed and its losses, a sample (prompt, answer), and where it was written."""
+    mfu = "" if run["mfu"] is None else f", MFU {run['mfu']:.1%}"
+    bits = f", {run['held_out_bits_per_byte']:.3f} bits per byte" if "held_out_bits_per_byte" in run else ""
+    lines = [
+        f"{run['steps']:,} steps, {run['tokens']:,} tokens in {run['seconds']:.0f} s: "
+        f"{run['tokens_per_second']:,} tokens/s{mfu}" + (" (interrupted)" if run["interrupted"] else ""),
+        f"loss of step 1: {run['first_loss']:.3f}; train loss (mean of the last {run['train_loss_steps']} steps): "
+        f"{run['train_loss']:.3f}; held-out loss: {run['held_out_loss']:.3f}"
+        + "".join(f", {name} {value:.4g}" for name, value in metrics.items())
+        + bits,
+    ]
+    if sample is not None and sample[1]:
+        lines += ["", f"a sample after {sample[0]!r}:", "", "".join(sample), ""]
+    if run["directory"] is not None:
+        lines.append(f"written to {run['directory']}")
+    return "\n".join(lines)
