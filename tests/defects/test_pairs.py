@@ -168,9 +168,9 @@ def test_e3_cross_attention_is_drawn(tmp_path: Path) -> None:
 def test_e3_a_layer_without_attention_names_the_reason() -> None:
     tokens = torch.tensor([5, 17, 3])
     mixed = from_yaml("{dovetail: 1, width: 28, vocab: 62, layers: [{mixer: gru}, {mixer: {heads: 2}}]}")
-    with pytest.raises(SpecError, match=r"layers.0.mixer: gru computes no attention probs.*layers with a map: 1"):
+    with pytest.raises(SpecError, match=r"layers.0.mixer: gru computes no attention pattern.*layers with a pattern: 1"):
         attention_of(build(mixed), tokens, 0)
     with pytest.raises(SpecError, match=r"layers.1.cross: the layer has no such branch.*no layer of this model has a map"):
         attention_of(build(spec("last state")), tokens, 1, source=tokens)
-    with pytest.raises(SpecError, match=r"layers.0.mixer: gru computes no attention probs"):
+    with pytest.raises(SpecError, match=r"layers.0.mixer: gru computes no attention pattern.*all layers have such a mixer"):
         attention_of(build(spec("both")), tokens, 0)

@@ -58,14 +58,26 @@ def mixers(spec: Model, layers: Sequence[int] | None = None) -> Iterator[tuple[s
     if wrong := [i for i in layers or () if not -depth <= i < depth]:
         raise SpecError(f"layers.{wrong[0]}", "there is no such layer", f"layers are 0 to {depth - 1}")
     wanted = range(depth) if layers is None else {i % depth for i in layers}
+    mixing = dict[str, Mixer]()
     for path, part, _ in walk(spec):
         passes = any(isinstance(child, Mixer) for child in part.children().values())  # all tokens to another mixer
-        if not isinstance(part, Mixer) or passes or not path.startswith("layers.") or int(path.split(".")[1]) not in wanted:
-            continue
-        if f"{path}.pattern" not in declared and not (part.recurrent and part.values):
+        if isinstance(part, Mixer) and not passes and path.startswith("layers."):
+            mixing[path] = part
+    with_pattern = {p for p, part in mixing.items() if f"{p}.pattern" in declared or (part.recurrent and part.values)}
+    for path, part in mixing.items():
+        if _layer(path) in wanted and path not in with_pattern:
             what = f"{part.kind} computes no attention pattern and is not linear in its values, so it has no effective one"
-            raise SpecError(path, what, "name the other layers: layers=[…]")
-        yield path, part
+            others = {_layer(p) for p in with_pattern} - {_layer(p) for p in mixing if p not in with_pattern}
+            known = (
+                f"layers with a pattern: {', '.join(map(str, sorted(others)))}" if others else "all layers have such a mixer"
+            )
+            raise SpecError(path, what, known)
+        if _layer(path) in wanted:
+            yield path, part
+
+
+def _layer(path: str) -> int:
+    return int(path.split(".")[1])
 
 
 @torch.no_grad()
@@ -161,7 +173,7 @@ def rollout(model: ModelModule, tokens: Tensor, layers: Sequence[int] | None = N
     maps, by_layer = patterns(model, tokens, layers, ctx=ctx), dict[int, list[Tensor]]()
     for path, part in mixers(model.part, layers):
         if not part.reads_encoder():
-            by_layer.setdefault(int(path.split(".")[1]), []).append(maps[f"{path}.pattern"].abs().mean(1))
+            by_layer.setdefault(_layer(path), []).append(maps[f"{path}.pattern"].abs().mean(1))
     if not by_layer:
         raise SpecError("layers", "no mixer of these layers mixes the tokens of the residual stream", "name other layers")
     result: Tensor | None = None
