@@ -94,7 +94,7 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     for name, tensor in sae.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name])
     (tmp_path / "other").mkdir()
-    with pytest.raises(FileError, match="is no sparse autoencoder"):
+    with pytest.raises(FileError, match="exists and is not a sparse autoencoder"):
         sae.save(tmp_path / "other")
     config = json.loads((tmp_path / "sae/cfg.json").read_text())
     for name, value, message in (

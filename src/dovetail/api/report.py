@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from dovetail.api.arguments import silent
 from dovetail.api.models import load
 from dovetail.api.options import InDir, InFile, Length, Seed
 from dovetail.api.result import Result
@@ -118,7 +119,7 @@ def report(
     intervention. Of a run: loss, gradient norm, their spikes, and of each checkpoint that is kept the size of its updates,
     row entropy, balance of experts, and the step at which an induction head appears.
     """
-    place = Path(model)
+    place, progress = Path(model), progress or silent
     if text is None:
         return _of_run(place, progress)
     import dovetail.look as look
@@ -129,12 +130,7 @@ def report(
     if module.tokenizer is None:
         raise FileError(f"{place}: has no tokenizer.json, so no text can be read; call dt.look.traits(model, ids)")
     ids = look.token_rows(module.tokenizer, path, rows, length)
-
-    def shown(done: int, total: int) -> None:
-        if progress is not None:
-            progress(done, total, "layers")
-
-    findings = look.traits(module, ids, seed=seed, progress=shown)
+    findings = look.traits(module, ids, seed=seed, progress=lambda done, total: progress(done, total, "layers"))
     setup = (
         f"import dovetail as dt; from pathlib import Path; model = dt.load({str(place)!r}); "
         f"ids = dt.look.token_rows(model.tokenizer, Path({str(path)!r}), {rows}, {length})"
@@ -143,20 +139,16 @@ def report(
     return TraitReport(place, path, size, tuple(findings), findings.checked, findings.skipped, setup)
 
 
-def _of_run(place: Path, progress: Callable[..., None] | None) -> RunReport:
+def _of_run(place: Path, progress: Callable[..., None]) -> RunReport:
     if not ((place / RUN_FILE).is_file() and (place / LOSSES_FILE).is_file()):
         raise UsageError(f"{place}: is not the directory of a training run; give --text FILE to look at a model")
     from dovetail.look.judging import THRESHOLDS
     from dovetail.training.dynamics import checkpoint_states, spikes
     from dovetail.training.record import read_record
 
-    def shown(done: int, total: int) -> None:
-        if progress is not None:
-            progress(done, total, "checkpoints")
-
     record, note = read_record(place), "no checkpoint is kept; --keep and --checkpoint-minutes of train keep more"
     try:
-        states = checkpoint_states(place, record.spec, shown)
+        states = checkpoint_states(place, record.spec, lambda done, total: progress(done, total, "checkpoints"))
     except FileError as error:  # of a run that trains an adapter, or damaged
         states, note = [], f"checkpoints are not read: {error}"
     return RunReport(record, tuple(spikes(record.history)), tuple(states), note, THRESHOLDS["induction"])

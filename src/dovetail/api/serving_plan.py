@@ -6,13 +6,13 @@ import dataclasses as dc
 from typing import Any
 
 from dovetail.api.result import Result
-from dovetail.planning.serving_report import ServingFindings
+from dovetail.planning.serving_report import ServingReport
 from dovetail.views.blocks import View
 from dovetail.views.serving_plan import serving_view
 
 
 @dc.dataclass(frozen=True, repr=False)
-class ServingPlan(ServingFindings, Result):
+class ServingPlan(ServingReport, Result):
     """Replicas of a model on a device, by their number of ranks, and what some users need of the best."""
 
     @property

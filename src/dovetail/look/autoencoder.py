@@ -221,7 +221,7 @@ def _batch(pieces: Sequence[Tensor], ends: Tensor, count: int, draw: torch.Gener
 
 def _check_is_one(directory: Path) -> None:
     if not (directory / CONFIG).is_file() or not (directory / WEIGHTS).is_file():
-        raise FileError(f"{directory}: exists and is no sparse autoencoder; choose another directory")
+        raise FileError(f"{directory}: exists and is not a sparse autoencoder; choose another directory")
 
 
 def load_sae(directory: str | Path) -> SAE:

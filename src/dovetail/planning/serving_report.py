@@ -12,7 +12,7 @@ from dovetail.planning.serving import Capacity, Load, Refused, Replica, assumpti
 
 
 @dc.dataclass(frozen=True, repr=False)
-class ServingFindings:
+class ServingReport:
     """Replicas of a model on a device, and the capacity that some users need of the best."""
 
     name: str

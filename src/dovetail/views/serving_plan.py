@@ -5,13 +5,13 @@ from __future__ import annotations
 from dovetail.core.fold import parameters
 from dovetail.core.units import count, size
 from dovetail.planning.serving import Capacity, Load, Replica, assumptions
-from dovetail.planning.serving_report import ServingFindings
+from dovetail.planning.serving_report import ServingReport
 from dovetail.views.blocks import Cell, TextTable, View, styled
 
 HEADS = ("GPUs", "rows", "weights", "state of a row", "first token", "next token", "requests/s", "tokens/s", "limit")
 
 
-def serving_view(plan: ServingFindings) -> View:
+def serving_view(plan: ServingReport) -> View:
     """Return the table of replicas, what some users need, and the assumptions."""
     load, best = plan.load, plan.best
     stored = f"weights {load.weights}, cache {load.cache}"
