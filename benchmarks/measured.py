@@ -60,7 +60,7 @@ class Closure:
         self.sources: dict[Path, Source] = {}
         self.edges: dict[Path, set[Path]] = {}
         self.lazy: dict[Path, dict[str, str]] = {}
-        for folder, below in (("src", "src"), (SCRIPTS, SCRIPTS), ("checks", "")):
+        for folder, below in (("src", "src"), (SCRIPTS, SCRIPTS), ("checks", ""), ("recipes", "")):
             for path in sorted((root / folder).rglob("*.py")):
                 names = path.relative_to(root / below).with_suffix("").parts
                 name = ".".join(names[:-1] if names[-1] == "__init__" else names)

@@ -3,13 +3,13 @@
     python benchmarks/speculate.py [--json] [--quick]
 
 Three small models (attention, a hybrid with Mamba-2, a mixture of experts) that have learned a text. Drafts come from prompt
-look-up, from a model of one layer, from the model's own multi-token prediction, two depths of one block, and from three Medusa
-heads, trained on the frozen model (Medusa-1). With a share α of the drafts accepted, k drafts give 1 + α + … + α^k tokens per
-step of the target; that formula is set beside the speed-up. At this size a step is mostly Python: the speed-up says what the
-engine saves, not what a large model would.
+look-up, from lookahead, from a model of one layer, from the model's own multi-token prediction, two depths of one block, and
+from three Medusa heads, trained on the frozen model (Medusa-1). With a share α of the drafts accepted, k drafts give
+1 + α + … + α^k tokens per step of the target; that formula is set beside the speed-up. At this size a step is mostly Python:
+the speed-up says what the engine saves, not what a large model would.
 
 Sampling by a uniform number per (seed, token number) makes the sampled tokens equal, too, so that the chi-square test of the
-distribution is one of the sampler as well.        Leviathan et al. 2023; Cai et al. 2024 (Medusa)
+distribution is one of the sampler as well.        Leviathan et al. 2023; Cai et al. 2024 (Medusa); Fu et al. 2024
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import dovetail as dt
 from dovetail.decoding.sampling import GREEDY, Sampling
 from dovetail.serving.draft_ahead import own_drafter
 from dovetail.serving.engine import Engine
+from dovetail.serving.lookahead import Lookahead
 from dovetail.serving.request import Request
 from dovetail.serving.speculate import Drafter, DraftModel, PromptLookup
 from dovetail.text.learn import learn
@@ -115,6 +116,7 @@ def figures(
     _, want = answered(model, asked, None)
     drafters: dict[str, tuple[Transformer, Callable[[], Drafter], int]] = {  # and the drafts per step
         "look-up": (model, PromptLookup, DRAFTS),
+        "lookahead": (model, lambda: Lookahead(model), DRAFTS),
         "draft model": (model, lambda: DraftModel(smaller, rows=4, longest=256, target=model), DRAFTS),
         "mtp": (model, lambda: own(model), min(DRAFTS, len(model.spec.mtp))),
         "medusa": (medusa, lambda: own(medusa), min(DRAFTS, HEADS)),
@@ -211,6 +213,7 @@ def main() -> None:
             if name == "attention":
                 drafters = (
                     ("look-up", model, PromptLookup()),
+                    ("lookahead", model, Lookahead(model)),
                     ("mtp", model, own(model, 8)),
                     ("medusa", medusa, own(medusa, 8)),
                 )

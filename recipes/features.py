@@ -13,11 +13,8 @@ Adding the direction of one feature has to make the model recall that token. Eve
 
 from __future__ import annotations
 
-import argparse
 import dataclasses as dc
-import json
 import sys
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -87,7 +84,7 @@ def directions(model: dt.Transformer, setup: Setup) -> Tensor:
 Figures = dict[str, tuple[float, float | None, float | None]]  # name -> value, lowest and highest that hold
 
 
-def experiment(setup: Setup, seed: int, dense: bool) -> tuple[Figures, Tensor]:
+def experiment(setup: Setup, seed: int, fault: str | None) -> tuple[Figures, Tensor]:
     """Train model and autoencoder of a seed; the figures with their goals, and (vocab, features) the cosines."""
     model, draw = train(setup, seed), torch.Generator().manual_seed(10**6 + seed)
     ids, targets = rows(setup, 8192, draw)
@@ -96,7 +93,7 @@ def experiment(setup: Setup, seed: int, dense: bool) -> tuple[Figures, Tensor]:
         activations,
         ADDRESS,
         features=setup.features,
-        k=setup.features if dense else setup.length,
+        k=setup.features if fault == "dense" else setup.length,
         steps=setup.sae_steps,
         batch=512,
         lr=4e-3,
@@ -136,13 +133,9 @@ def recalled(logits: Tensor, ids: Tensor) -> float:
     return float((logits.argmax(-1)[:, None] == ids).any(-1).float().mean())
 
 
-def draw_cosines(cosines: Tensor, out: Path) -> str:
-    """Draw the cosine of each known direction with the feature that matches each."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return 'no picture: pip install "dovetail-lm[plots]"'
-    figure = Figure(figsize=(9, 3.6), layout="constrained", facecolor="white")
+def draw(figure, runs: list[Tensor]) -> None:
+    """Draw the cosine of each known direction with the feature that matches each, of the first seed."""
+    cosines = runs[0]
     table, counts = figure.subplots(1, 2)
     image = table.imshow(cosines, cmap="RdBu", vmin=-1, vmax=1)
     figure.colorbar(image, ax=table, label="cosine")
@@ -150,35 +143,11 @@ def draw_cosines(cosines: Tensor, out: Path) -> str:
     counts.hist(cosines.diagonal(), bins=30, range=(0, 1), color="#2f5fb3")
     counts.axvline(0.9, color="#d9822b", lw=1)
     counts.set(xlabel="cosine with the matched feature", ylabel="directions", title="how well each is found")
-    counts.spines[["top", "right"]].set_visible(False)
-    figure.savefig(out / "features.png", dpi=140)
-    return f"picture: {out / 'features.png'}"
 
 
-def main() -> int:
-    """Run the seeds, print each figure beside its goal, and return 1 where one does not hold."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from 0")
-    parser.add_argument("--quick", action="store_true", help="smaller sizes: seconds")
-    parser.add_argument("--fault", choices=["dense"], help="all features may be active at once: the goals must fail")
-    parser.add_argument("--out", type=Path, default=Path("features"), help="directory of the picture and the figures")
-    flags = parser.parse_args()
-    flags.out.mkdir(parents=True, exist_ok=True)
-    missed, table, pictures = 0, {}, []
-    for seed in range(flags.seeds):
-        table[seed], cosines = experiment(QUICK if flags.quick else Setup(), seed, flags.fault == "dense")
-        pictures.append(cosines)
-        print(f"seed {seed}")
-        for name, (value, low, high) in table[seed].items():
-            holds = (low is None or value >= low) and (high is None or value <= high)
-            goal = " and ".join(f"{sign} {limit:g}" for sign, limit in (("≥", low), ("≤", high)) if limit is not None)
-            print(f"  {'holds' if holds else 'FAILS':6} {name:60} {value:8.3f}   {goal}")
-            missed += not holds
-    (flags.out / "figures.json").write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
-    print(draw_cosines(pictures[0], flags.out))
-    print(f"{missed} goals missed" if missed else "every goal holds")
-    return bool(missed)
-
+RECIPE = dt.Recipe(
+    experiment, draw, full=Setup(), quick=QUICK, faults={"dense": "fraction of features found (cosine ≥ 0.9)"}, size=(9, 3.6)
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(RECIPE.main())

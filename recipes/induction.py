@@ -14,11 +14,8 @@ patching, and by a one-layer model trained in the same way. Every result has a g
 
 from __future__ import annotations
 
-import argparse
 import dataclasses as dc
-import json
 import sys
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -142,9 +139,9 @@ def without(model: dt.Transformer, data: Rows, layer: int, heads: list[int]) -> 
 Figures = dict[str, tuple[float, float | None, float | None]]  # name -> value, lowest and highest that hold
 
 
-def experiment(setup: Setup, seed: int, shuffled: bool) -> tuple[Figures, dict]:
+def experiment(setup: Setup, seed: int, fault: str | None) -> tuple[Figures, dict]:
     """Train both models of a seed and look inside; the figures with their goals, and what the picture shows."""
-    test = rows(setup, 128, torch.Generator().manual_seed(10**6 + seed))
+    test, shuffled = rows(setup, 128, torch.Generator().manual_seed(10**6 + seed)), fault == "shuffled"
     model, curve = train(setup, 2, seed, test, setup.steps, shuffled)
     _, flat = train(setup, 1, seed, test, curve[-1][0], shuffled)  # as many steps
     change = next((step for step, value in curve if value >= 0.5), -1)
@@ -189,13 +186,8 @@ def listed(heads: list[int]) -> str:
     return "head " + ", ".join(map(str, heads)) if heads else "none"
 
 
-def draw(runs: list[dict], out: Path) -> str:
+def draw(figure, runs: list[dict]) -> None:
     """Draw the runs: accuracy by step, both scores of each head, and the pattern of the best induction head of the first."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return 'no picture: pip install "dovetail-lm[plots]"'
-    figure = Figure(figsize=(13, 3.6), layout="constrained", facecolor="white")
     curves, heads, pattern = figure.subplots(1, 3)
     for run in runs:
         for name, color in (("curve", "#2f5fb3"), ("one layer", "#8a90a0")):
@@ -209,37 +201,10 @@ def draw(runs: list[dict], out: Path) -> str:
     pattern.imshow(runs[0]["pattern"], cmap="Blues", vmin=0, vmax=1)
     pattern.set(xlabel="key", ylabel="query", title=f"pattern of head 1.{runs[0]['head']}, seed {runs[0]['seed']}")
     for axes in (curves, heads):
-        axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False)
-    figure.savefig(out / "induction.png", dpi=140)
-    return f"picture: {out / 'induction.png'}"
 
 
-def main() -> int:
-    """Run the seeds, print each figure beside its goal, and return 1 where one does not hold."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from 0")
-    parser.add_argument("--quick", action="store_true", help="smaller sizes: seconds")
-    parser.add_argument("--fault", choices=["shuffled"], help="train without repeats: the goals must fail")
-    parser.add_argument("--out", type=Path, default=Path("induction"), help="directory of the picture and the figures")
-    flags = parser.parse_args()
-    flags.out.mkdir(parents=True, exist_ok=True)
-    missed, runs, table = 0, [], {}
-    for seed in range(flags.seeds):
-        figures, shown = experiment(QUICK if flags.quick else Setup(), seed, flags.fault == "shuffled")
-        runs.append(shown)
-        table[seed] = figures
-        print(f"seed {seed}")
-        for name, (value, low, high) in figures.items():
-            holds = (low is None or value >= low) and (high is None or value <= high)
-            goal = " and ".join(f"{sign} {limit:g}" for sign, limit in (("≥", low), ("≤", high)) if limit is not None)
-            print(f"  {'holds' if holds else 'FAILS':6} {name:72} {value:8.3f}   {goal}")
-            missed += not holds
-    (flags.out / "figures.json").write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
-    print(draw(runs, flags.out))
-    print(f"{missed} goals missed" if missed else "every goal holds")
-    return bool(missed)
-
+RECIPE = dt.Recipe(experiment, draw, full=Setup(), quick=QUICK, faults={"shuffled": "accuracy, two layers"})
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(RECIPE.main())

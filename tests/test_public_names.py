@@ -42,7 +42,7 @@ VERBS = {
 }
 
 EVERY_SUBMODULE = """
-import importlib, pkgutil
+import importlib, pkgutil, tempfile
 import dovetail
 for module in pkgutil.walk_packages(dovetail.__path__, "dovetail."):
     if not module.name.endswith("__main__"):
@@ -67,10 +67,14 @@ other = spec.set("layers.*.mixer.kv_heads", 1)
 assert dovetail.diff(spec, other).tensors
 assert dovetail.match(spec, other).equal
 assert dovetail.embed(model, [[5, 7], [11]]).shape == (2, 64)
+tokenizer = dovetail.learn_tokenizer("a text", 90, "characters")
+assert len(dovetail.sample(dovetail.build(spec, tokenizer=tokenizer), ["a", "te"], choices=3, max_tokens=2)[1]) == 3
 assert dovetail.show(spec).parameters > 0
 assert "class Model" in dovetail.emit(spec).text
 assert dovetail.can_serve(spec, "native") == []
 assert dovetail.list_parts("norm")[0].group == "norm"
+assert "induction" in [recipe.name for recipe in dovetail.list_recipes()]
+assert dovetail.copy_recipe("induction", out=f"{tempfile.mkdtemp()}/recipe.py").out.is_file()
 assert dovetail.graft(model, other).model.part == other
 assert dovetail.check_node().passed
 with tempfile.TemporaryDirectory() as place:
@@ -100,6 +104,14 @@ try:
 except dovetail.DovetailError as refused:
     assert "nowhere.txt" in str(refused)
 try:
+    dovetail.lab({"base": spec, "arms": {"same": {}}, "data": {"text": "nowhere.txt"}, "budget": {"steps": 1}})
+except dovetail.DovetailError as refused:
+    assert "nowhere.txt" in str(refused)
+try:
+    dovetail.scaling(tempfile.mkdtemp())
+except dovetail.DovetailError as refused:
+    assert "no complete run" in str(refused)
+try:
     dovetail.train(spec, "nowhere.txt", steps=1)
 except dovetail.DovetailError as refused:
     assert "nowhere.txt" in str(refused)
@@ -124,6 +136,14 @@ assert not dovetail.laws(spec, only=["round_trip"]).failed
 assert "llama" in [family.model_type for family in dovetail.list_families()]
 assert isinstance(model, dovetail.Transformer)
 assert isinstance(spec.layers[0], dovetail.Block)
+assert isinstance(dovetail.prune_heads(model, {0: [0, 1, 2, 3]}), dovetail.Transformer)
+x = torch.randn(2, 5, 8)
+assert dovetail.attention(dovetail.rope(x), x, dovetail.layer_norm(x), mask="causal").shape == x.shape
+assert torch.allclose(dovetail.attention_weights(x, x).sum(-1), torch.ones(2, 5))
+assert dovetail.positions(5, 8).shape == (5, 8)
+assert dovetail.scan(torch.ones(3), 0.5).tolist() == [1.0, 1.5, 1.75]
+recipe = dovetail.Recipe(lambda setup, seed, fault: ({"figure": (setup, 0.5, None)}, seed), print, full=1, quick=0, faults={})
+assert recipe.experiment(recipe.full, 0, None)[0]["figure"][0] == 1
 try:
     dovetail.generate(model, "text")
 except dovetail.DovetailError as refused:

@@ -26,7 +26,8 @@ from dovetail.files.spec import from_yaml
 from dovetail.hf.dialect import DIALECTS
 
 ROOT = Path(__file__).parent.parent
-FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/book").glob("*.md"))]
+FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 RUN = ("python", "bash", "console", "yaml")
 SKIP = re.compile(r"<!-- no run:(.*?)-->", re.DOTALL)
 

@@ -87,9 +87,11 @@ def test_sdist_and_wheel_have_the_name_and_the_files(built: Path) -> None:
     assert _wheel(built).name == f"dovetail_lm-{__version__}-py3-none-any.whl"
     source = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src/dovetail").rglob("*") if path.is_file()}
     source = {name for name in source if "__pycache__" not in name}
+    recipes = {f"dovetail/recipes/{path.name}" for path in (ROOT / "recipes").glob("*.py")}
+    assert len(recipes) > 1
     with zipfile.ZipFile(_wheel(built)) as archive:
         names = set(archive.namelist())
-    assert {name for name in names if name.startswith("dovetail/")} == source
+    assert {name for name in names if name.startswith("dovetail/")} == source | recipes
     assert not [name for name in names if name.startswith(("checks/", "tests/"))], (
         "our numbers and seeded bugs are not for users"
     )
@@ -106,7 +108,8 @@ def test_the_container_has_what_the_wheel_needs(built: Path, tmp_path: Path) -> 
     """The files that deploy/Containerfile copies make the same wheel."""
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path / name)
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("src", "recipes"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     _run(tmp_path, sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "-q", "-w", "wheels")
     with zipfile.ZipFile(tmp_path / "wheels" / _wheel(built).name) as small, zipfile.ZipFile(_wheel(built)) as full:
         assert {item.filename: item.CRC for item in small.infolist()} == {item.filename: item.CRC for item in full.infolist()}

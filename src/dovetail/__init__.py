@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dovetail.api.can_serve import can_serve as can_serve
     from dovetail.api.chat import chat as chat
     from dovetail.api.check_node import check_node as check_node
+    from dovetail.api.copy_recipe import copy_recipe as copy_recipe
     from dovetail.api.diff import diff as diff
     from dovetail.api.embed import embed as embed, rerank as rerank
     from dovetail.api.emit import emit as emit
@@ -25,9 +26,12 @@ if TYPE_CHECKING:
     from dovetail.api.generate import generate as generate
     from dovetail.api.graft import graft as graft
     from dovetail.api.import_ import import_ as import_
+    from dovetail.api.lab import lab as lab
     from dovetail.api.laws import laws as laws
+    from dovetail.api.learn_tokenizer import learn_tokenizer as learn_tokenizer
     from dovetail.api.list_families import list_families as list_families
     from dovetail.api.list_parts import list_parts as list_parts
+    from dovetail.api.list_recipes import list_recipes as list_recipes
     from dovetail.api.map import draw as draw, map as map
     from dovetail.api.match import match as match
     from dovetail.api.merge import merge as merge
@@ -35,9 +39,12 @@ if TYPE_CHECKING:
     from dovetail.api.mup_check import mup_check as mup_check
     from dovetail.api.plan import plan as plan
     from dovetail.api.plan_serving import plan_serving as plan_serving
+    from dovetail.api.prune_heads import prune_heads as prune_heads
     from dovetail.api.quantize import quantize as quantize
     from dovetail.api.record import record as record
     from dovetail.api.runs import runs as runs
+    from dovetail.api.sample import sample as sample
+    from dovetail.api.scaling import scaling as scaling
     from dovetail.api.serve import serve as serve
     from dovetail.api.serve_vllm import serve_vllm as serve_vllm
     from dovetail.api.show import show as show
@@ -52,8 +59,17 @@ if TYPE_CHECKING:
     from dovetail.core.layout import TokenLayout as TokenLayout
     from dovetail.files.spec import from_yaml as from_yaml, load_spec as load_spec, to_yaml as to_yaml
     from dovetail.model import Block as Block, Model as Model
+    from dovetail.parts.functional import (
+        attention as attention,
+        attention_weights as attention_weights,
+        layer_norm as layer_norm,
+        positions as positions,
+        rope as rope,
+        scan as scan,
+    )
     from dovetail.state.pool import Pool as Pool
     from dovetail.transformer import Transformer as Transformer
+    from dovetail.views.recipe import Recipe as Recipe
 
 
 def _modules() -> dict[str, str]:

@@ -37,6 +37,7 @@ from dovetail.core.layout import TokenLayout
 from dovetail.core.module import make
 from dovetail.core.multi_token import reads_tokens
 from dovetail.core.part import Part, default_of, plain, walk, weights_of
+from dovetail.core.part_info import summary_of
 from dovetail.core.scope import Scope
 from dovetail.core.weight import State
 from dovetail.model import Model
@@ -86,11 +87,6 @@ def tree(spec: Part) -> Node:
             open_nodes[-1][0].children.append(node)
         open_nodes.append((node, scope))
     return open_nodes[0][0]
-
-
-def summary_of(part: type[Part]) -> str:
-    """Return the first line of a part's docstring."""
-    return (part.__doc__ or "").partition("\n")[0]
 
 
 def runs(nodes: list[Node]) -> list[tuple[list[Node], int]]:

@@ -14,8 +14,8 @@ decode state, listeners, packed documents) passes `ctx=` instead.
 from __future__ import annotations
 
 import dataclasses as dc
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overload
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -26,7 +26,9 @@ from dovetail.core.fold import over_vocab
 from dovetail.core.inputs import default_ctx
 from dovetail.core.keywords import checks_keywords
 from dovetail.core.loss import IGNORED
+from dovetail.decoding.eviction import Policy, given_eviction
 from dovetail.decoding.generation import Sampling, Vocabulary, generate_pieces, generate_tokens, prompt_ids
+from dovetail.decoding.scoring import token_losses
 from dovetail.decoding.tagging import class_count, classes_of_words
 from dovetail.look.intervention import Replacement
 from dovetail.look.record import Trace
@@ -72,6 +74,8 @@ class GenerateOptions(TypedDict, total=False):
     system: str | None
     trace: Trace | None
     patch: Mapping[str, Replacement] | None
+    evict: Policy | None
+    evict_to: int | None
 
 
 @checks_keywords
@@ -147,6 +151,18 @@ class Transformer(ModelModule):
             targets = self._checked(targets, inputs, ctx)
         return super().loss(inputs, targets, ctx)
 
+    def losses(
+        self,
+        ids: Tensor,
+        *,
+        evict: Policy | None = None,
+        evict_to: int | None = None,
+        watch: Callable[[int, int], None] | None = None,
+    ) -> Tensor:
+        """Return the loss (rows, n − 1) of each next token of ids (rows, n), computed in pieces with a KV cache; `evict` and
+        `evict_to` are those of `generate`. `watch` is called with (tokens so far, tokens in all)."""
+        return token_losses(self, ids, given_eviction(evict, evict_to), watch)
+
     # -- tags
 
     @property
@@ -204,6 +220,8 @@ class Transformer(ModelModule):
         system: str | None = None,
         trace: Trace | None = None,
         patch: Mapping[str, Replacement] | None = None,
+        evict: Policy | None = None,
+        evict_to: int | None = None,
     ) -> str | list[int] | Iterator[str] | Iterator[int]:
         """Return what follows a prompt: text for text, token ids for ids (n,); with stream=True an iterator over pieces.
 
@@ -214,7 +232,10 @@ class Transformer(ModelModule):
         vocabulary stand for. compiled decodes by compiled graphs: seconds to minutes to make, then faster (decoding.py). chat
         renders the prompt with the model's chat template, as a user message, after the message `system`. trace records the
         activations that it names, of every step, and patch replaces some: `{"layers.3.in[pos=4]": dt.look.steer(v, 8.0)}`.
+        evict holds the KV cache of full attention to evict_to entries per layer, 1,024 by default: it drops the `oldest` token
+        or the least `attended`, or keeps the first tokens as `sinks` and a window (decoding/eviction.py).
         """
+        eviction = given_eviction(evict, evict_to)
         tracer = None if trace is None and not patch else Tracer(self.part, trace, patch)
         vocabulary = self.vocabulary or Vocabulary()
         ends = vocabulary.stop if stop is None else frozenset(stop)
@@ -224,9 +245,8 @@ class Transformer(ModelModule):
                 if value is not None:
                     raise InputError(f"{name}: belong to token ids; give the prompt as ids, not as text")
             ids = prompt_ids(vocabulary, prompt, chat=chat, system=system)
-            pieces = generate_pieces(
-                self, vocabulary, ids, max_tokens, sampling, stop=ends, continues=not chat, compiled=compiled, listen=tracer
-            )
+            how: dict[str, Any] = {"compiled": compiled, "listen": tracer, "evict": eviction}
+            pieces = generate_pieces(self, vocabulary, ids, max_tokens, sampling, stop=ends, continues=not chat, **how)
             text = _traced((piece for _, piece in pieces if piece), tracer)
             return text if stream else "".join(text)
         if chat or system is not None:
@@ -242,6 +262,7 @@ class Transformer(ModelModule):
             positions=positions,
             patches=patches,
             listen=tracer,
+            evict=eviction,
         )
         tokens = _traced(tokens, tracer)
         return tokens if stream else list(tokens)

@@ -132,6 +132,23 @@ def test_a_star_is_one_component() -> None:
     assert spec.set("layers.2.mixer.mask.masks.1.size", 7).layers[2].mixer.mask.reach() == 7
 
 
+@pytest.mark.parametrize(
+    ("layers", "hit"), [("1::2", [1]), ("::2", [0, 2]), (":-1", [0, 1]), ("-1:", [2]), ("1:", [1, 2]), ("::-1", [0, 1, 2])]
+)
+def test_layers_may_be_a_slice(layers: str, hit: list[int]) -> None:
+    spec = from_yaml(SMALL)
+    changed = spec.set(f"layers.{layers}.mixer.kv_heads", 1)
+    assert [i for i, block in enumerate(changed.layers) if block.mixer.kv_heads == 1] == hit
+    swapped = spec.swap(f"layers.{layers}.mixer", "mamba2")
+    assert [i for i, block in enumerate(swapped.layers) if block.mixer.kind == "mamba2"] == hit
+
+
+@pytest.mark.parametrize("layers", ["3:", "1:1", "::0"])
+def test_a_slice_without_layers_is_an_error(layers: str) -> None:
+    with pytest.raises(SpecError, match=f"no field of layers matches '{layers}'"):
+        from_yaml(SMALL).set(f"layers.{layers}.mixer.kv_heads", 1)
+
+
 def test_set_reads_as_the_field_declares() -> None:
     spec = from_yaml(SMALL)
     assert spec.set("layers.*.mixer.position", "alibi").layers[0].mixer.position == KINDS["alibi"]()

@@ -26,7 +26,7 @@ from dovetail.files.spec import to_yaml
 from dovetail.proof.compare.engines import engines, interpreter, record_engine
 from dovetail.proof.compare.user_code import factory_of
 from dovetail.text.learn import learn
-from verbs import CODES, RUNS, STDIN, write_inputs
+from verbs import CODES, LAB, RUNS, STDIN, write_inputs
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
@@ -222,6 +222,7 @@ def test_b3_an_engine_without_its_package_is_one_line(tmp_path: Path) -> None:
 
 OUTPUTS = {(verb, field) for verb in VERBS for field in out_fields(verb)}
 ARGS = {
+    "lab": ["lab.yaml"],
     "train": ["spec.yaml", "--text", "notes.txt", "--steps=1"],
     "tune": ["model", "--data", "chats.jsonl", "--template", "plain", "--steps=1", "--length=128"],
     "data build": ["notes.txt", "--workers=1"],
@@ -256,6 +257,7 @@ def test_b2_an_existing_file_stays_as_it_is(
     verb: str, field: str, models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(models)
+    (models / "lab.yaml").write_text(LAB)
     path = models / "precious.png"
     path.write_bytes(b"precious")
     with pytest.raises(SystemExit) as ended:

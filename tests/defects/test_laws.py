@@ -197,3 +197,17 @@ def test_c8_results_come_as_they_are_known(flags: tuple[str, ...]):
             assert run.poll() is None
         finally:
             run.kill()
+
+
+SINGLE = """
+width: 28
+vocab: 62
+layers:
+- mixer: {heads: 2, head: 14}
+  ffn: {kind: moe, experts: 4, hidden: 20, router: {kind: softmax_router, top_k: 1, norm: layernorm, z_loss: 0.01}}
+"""
+
+
+def test_the_scale_of_a_norm_before_a_router_of_a_single_normalized_expert_is_excepted():
+    assert outcomes(SINGLE, "looking")["looking"].startswith("passed 1 of 31 taps excepted")
+    assert outcomes(SINGLE.replace("z_loss: 0.01", "normalize: false"), "looking") == {"looking": "passed"}

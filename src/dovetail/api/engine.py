@@ -26,11 +26,13 @@ from dovetail.core.finite import check_weights
 from dovetail.core.keywords import checks_keywords
 from dovetail.core.limits import QUEUED
 from dovetail.decoding.embedding import Embedder
+from dovetail.decoding.eviction import given_eviction
 from dovetail.decoding.generation import Vocabulary, generates
 from dovetail.hf.adapter import family_of, read_any
 from dovetail.serving.draft_ahead import own_drafter
 from dovetail.serving.embedding_engine import PooledEngine
 from dovetail.serving.engine import Engine
+from dovetail.serving.lookahead import Lookahead
 from dovetail.serving.packed import pack
 from dovetail.serving.process import Loop
 from dovetail.serving.request import encode
@@ -64,6 +66,7 @@ def load_engine(directory: str | Path, options: EngineOptions = EngineOptions())
         budget=options.budget,
         pages=options.pages,
         cache=options.cache,
+        evict=given_eviction(options.evict, options.evict_to),
         share=options.share,
         start=vocabulary.start,
         drafter=_drafter(model, options),
@@ -80,6 +83,8 @@ def _check_pooled(options: EngineOptions) -> None:
         "budget",
         "pages",
         "cache",
+        "evict",
+        "evict_to",
         "share",
         "speculate",
         "drafts",
@@ -108,6 +113,8 @@ def _drafter(model: Transformer, options: EngineOptions) -> Drafter | None:
         return None
     if options.speculate == "lookup":
         return PromptLookup()
+    if options.speculate == "lookahead":
+        return Lookahead(model)
     if options.speculate == "mtp":
         return own_drafter(model, rows=options.rows, longest=options.longest, drafts=options.drafts)
     smaller = load(options.speculate, dtype=options.dtype).eval()

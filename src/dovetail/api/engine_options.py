@@ -6,7 +6,7 @@ import dataclasses as dc
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from dovetail.api.options import BUDGET, COMPILED, LONGEST, POOLING, ROWS, SERVED_DTYPE, SHARE, SPECULATE
+from dovetail.api.options import BUDGET, COMPILED, EVICT, EVICT_TO, LONGEST, POOLING, ROWS, SERVED_DTYPE, SHARE, SPECULATE
 from dovetail.core.keywords import checks_keywords
 from dovetail.core.option import Option
 from dovetail.core.option_group import OptionGroup
@@ -24,6 +24,8 @@ class EngineOptions(OptionGroup):
         int | None, Option("Pages of 8 tokens in the KV cache; by default enough for all rows.", low=1, high=1 << 24)
     ] = None
     cache: Annotated[Literal["int8", "int4", "fp8"] | None, Option("Store the KV cache in fewer bits.")] = None
+    evict: Annotated[Literal["oldest", "attended", "sinks"] | None, EVICT] = None
+    evict_to: Annotated[int | None, EVICT_TO] = None
     share: Annotated[bool, SHARE] = True
     speculate: Annotated[str | None, SPECULATE] = None
     drafts: Annotated[

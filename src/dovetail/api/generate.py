@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from dovetail.api.arguments import silent
 from dovetail.api.models import load
 from dovetail.api.options import (
+    EVICT,
+    EVICT_TO,
     MIN_P,
     REPETITION_PENALTY,
     SAMPLING_SEED,
@@ -48,6 +50,8 @@ def generate(
         bool, Option("Decode with compiled graphs: compiling takes seconds to minutes, so it pays off for long texts.")
     ] = False,
     cache: Annotated[Literal["int8", "int4", "fp8"] | None, Option("Store the KV cache in fewer bits.")] = None,
+    evict: Annotated[Literal["oldest", "attended", "sinks"] | None, EVICT] = None,
+    evict_to: Annotated[int | None, EVICT_TO] = None,
     json_schema: Annotated[Mapping[str, Any] | bool | str | None, SCHEMA] = None,
     regex: Annotated[str | None, Option("A regular expression: the text matches it as a whole.")] = None,
     choice: Sequence[str] | None = None,
@@ -60,12 +64,14 @@ def generate(
     Temperature 0 picks the most probable token; `beams` searches for the most probable text with that many beams. With `chat`
     the prompt is a user message, rendered by the model's chat template, after the message `system` if there is one. `compiled`
     decodes with compiled graphs, which take seconds to minutes to compile. `cache` stores the KV cache in int8, int4 or fp8.
+    `evict` holds the KV cache of full attention to `evict_to` entries per layer, so that its memory does not grow.
     One of `json_schema` (plain data or JSON text), `regex` (Rust's syntax), `choice` (strings) and `grammar` (Lark or GBNF)
     restricts the text (extra `grammar`): generation ends where the text is complete, or is cut off after `max_tokens`.
     `on_text` is called with each piece of text, first with the prompt where the text continues it; `watch` with (bytes read,
     bytes in all) while weights are loaded.
     """
     from dovetail.decoding.continuation import checked_sampling, continue_prompt, only_constraint
+    from dovetail.decoding.eviction import given_eviction
     from dovetail.decoding.generation import Vocabulary
     from dovetail.text.grammar import given_grammars
 
@@ -80,6 +86,7 @@ def generate(
         repetition_penalty=repetition_penalty,
     )
     constraint = only_constraint(given_grammars(json_schema, regex, choice, grammar), beams)
+    eviction = given_eviction(evict, evict_to)
     model = opened(model, watch)
     return continue_prompt(
         model,
@@ -94,6 +101,7 @@ def generate(
         compiled=compiled,
         cache=cache,
         constraint=constraint,
+        evict=eviction,
     )
 
 

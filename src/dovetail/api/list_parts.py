@@ -9,39 +9,14 @@ from __future__ import annotations
 import dataclasses as dc
 import itertools
 import json
-import types
-import typing
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 from dovetail.api.result import ListResult
 from dovetail.core.errors import SpecError, names_or_nearest
 from dovetail.core.option import Option
-from dovetail.core.part import KINDS, Part, default_of, field_types, plain
+from dovetail.core.part import KINDS
+from dovetail.core.part_info import PartInfo, part_info
 from dovetail.views.blocks import Cell, TextTable, View, styled
-
-
-@dc.dataclass(frozen=True)
-class FieldInfo:
-    """One field of a part: its name, its type in the words of a spec, and its default as plain data."""
-
-    name: str
-    type: str
-    default: Any
-
-
-@dc.dataclass(frozen=True)
-class PartInfo:
-    """One registered part."""
-
-    kind: str
-    group: str
-    summary: str
-    fields: tuple[FieldInfo, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data."""
-        return {**dc.asdict(self), "fields": [dc.asdict(field) for field in self.fields]}
 
 
 @dc.dataclass(frozen=True, repr=False)
@@ -97,30 +72,4 @@ def list_parts(
         raise SpecError("kind", f"no part is called {kind!r}", names_or_nearest(kind, sorted(KINDS), "kinds"))
     kinds = sorted((part for name, part in KINDS.items() if kind in (None, name)), key=lambda part: part.kind)
     chosen = names if group is None else [group]
-    return PartList(tuple(_described(part) for name in chosen for part in kinds if part.group == name))
-
-
-def _described(part: type[Part]) -> PartInfo:
-    from dovetail.account import summary_of
-
-    return PartInfo(part.kind, part.group, summary_of(part), tuple(_fields(part)))
-
-
-def _fields(part: type[Part]) -> Iterator[FieldInfo]:
-    hints = field_types(part)
-    for field in dc.fields(part):
-        yield FieldInfo(field.name, _type_text(hints[field.name]), plain(default_of(field)))
-
-
-def _type_text(hint: Any) -> str:
-    """Return a declared type in the words of a spec: int | null, half|adjacent, mask."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return " | ".join(map(_type_text, args))
-    if origin is typing.Literal:
-        return "|".join(map(str, args))
-    if origin is tuple:
-        return f"list of {_type_text(args[0])}"
-    if hint is type(None):
-        return "null"
-    return hint.group if issubclass(hint, Part) else hint.__name__
+    return PartList(tuple(part_info(part) for name in chosen for part in kinds if part.group == name))

@@ -1,6 +1,7 @@
 """Build, load and save a model.
 
 model = dt.build("llama-tiny", dtype="bfloat16", seed=3)        random weights
+model = dt.build(spec, tokenizer=tokenizer)                     … of text: dt.learn_tokenizer(text, 512)
 model = dt.load("Qwen3-0.6B")                                   a directory of ours, or in Hugging Face layout
 dt.save(model, "my-model")                                      a directory of ours, written whole or not at all
 """
@@ -12,27 +13,55 @@ from typing import TYPE_CHECKING
 
 from dovetail.api.arguments import SpecLike, read_spec
 from dovetail.core.dtypes import dtype_of
-from dovetail.disk.model_files import TOKENIZER_FILE
+from dovetail.disk.model_files import GENERATION_FILE, TOKENIZER_FILE
 from dovetail.disk.untrusted import Directory
 
 if TYPE_CHECKING:
     import torch
 
+    from dovetail.decoding.generation import Vocabulary
     from dovetail.hf.load import Watch
+    from dovetail.model import Model
+    from dovetail.text.tokenizer import Tokenizer
     from dovetail.transformer import Transformer
 
 
 def build(
-    spec: SpecLike, *, device: str | torch.device = "cpu", dtype: str | torch.dtype = "float32", seed: int = 0
+    spec: SpecLike,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype = "float32",
+    seed: int = 0,
+    tokenizer: Tokenizer | None = None,
 ) -> Transformer:
     """Build a model with random weights, in evaluation mode; `model.train()` turns dropout and router noise on.
 
     spec: a preset's name, a .yaml file, a model directory (only its architecture), YAML text, a mapping, or a spec. device
-    "meta" gives the structure without memory, for any size. Equal seeds give bit-equal weights.
+    "meta" gives the structure without memory, for any size. Equal seeds give bit-equal weights. With a `tokenizer`
+    (`learn_tokenizer`) the model reads and writes text, and ends it at the tokenizer's end token.
     """
     from dovetail import construction
 
-    return construction.build(read_spec(spec).spec, dtype=dtype_of(dtype), device=device, seed=seed)
+    resolved = read_spec(spec).spec
+    vocabulary = None if tokenizer is None else _vocabulary(tokenizer, resolved)
+    model = construction.build(resolved, dtype=dtype_of(dtype), device=device, seed=seed)
+    model.vocabulary = vocabulary
+    return model
+
+
+def _vocabulary(tokenizer: Tokenizer, spec: Model) -> Vocabulary:
+    """Return the vocabulary of a model with a tokenizer; texts end at its end token if it has one."""
+    import json
+
+    from dovetail.decoding.generation import Vocabulary
+    from dovetail.text.tokenizer import END
+    from dovetail.training.source import check_vocab
+
+    check_vocab(tokenizer.size, spec, "dt.build")
+    end = tokenizer.engine.token_to_id(END)
+    if end is None:
+        return Vocabulary(tokenizer)
+    return Vocabulary(tokenizer, frozenset([end]), files={GENERATION_FILE: json.dumps({"eos_token_id": end}).encode()})
 
 
 def load(

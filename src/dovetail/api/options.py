@@ -79,6 +79,11 @@ MIN_P = Option("Sample from the tokens that are at least this many times as prob
 SCHEMA = Option("A JSON schema: the text is a JSON value of it.", form="FILE", read=_schema)
 REPETITION_PENALTY = Option("Above 1, tokens of the prompt and of the text so far become less probable.")
 SAMPLING_SEED = Seed("The seed of the sampling.")
+EVICT = Option(
+    "Hold the KV cache of full attention to a budget: drop the `oldest` token, or the least `attended` (H2O), or keep the "
+    "first four as `sinks` and a window (StreamingLLM)."
+)
+EVICT_TO = Option("With --evict: entries per layer and sequence, 1,024 by default.", low=2, high=MAX_LENGTH)
 
 # of servers
 SERVED = InDir("A model directory: ours, or in Hugging Face layout.", argument=True)
@@ -115,8 +120,8 @@ RESTART = Option(
     high=1000,
 )
 SPECULATE = Option(
-    "`lookup`: draft the next tokens from those before; `mtp`: by the model's own multi-token prediction or Medusa "
-    "heads; or the directory of a smaller model that guesses them."
+    "`lookup`: draft the next tokens from those before; `lookahead`: from the model's own guesses at tokens further on; "
+    "`mtp`: by its multi-token prediction or Medusa heads; or the directory of a smaller model that guesses them."
 )
 COMPILED = Option(
     "Decode with a compiled graph: it takes a minute or more to compile at the start, and holds the weights a second time."

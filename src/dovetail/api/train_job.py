@@ -21,9 +21,11 @@ from dovetail.core.fold import parameters
 from dovetail.core.memory import check_memory
 from dovetail.core.part import plain
 from dovetail.core.termination import Interrupt, delaying
-from dovetail.decoding.generation import Sampling
+from dovetail.decoding.generation import Sampling, Vocabulary
 from dovetail.disk.model_files import PLOT_FILE, RUN_FILE, SAMPLES_FILE
+from dovetail.disk.untrusted import Directory
 from dovetail.files.spec import SPEC_FILE, to_yaml
+from dovetail.hf.files import read_vocabulary
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.loop import train as train_loop
 from dovetail.training.metrics import StepMetrics, faster_precision, logs_of, speed_of
@@ -128,6 +130,7 @@ class Job:
                 else:
                     self.run.write_adapter(task.adapter, Base(str(task.start.place), self.base))
                 ranks.first_does(lambda: plot_losses(history, place / PLOT_FILE, task.title, self.say))
+        self.model.vocabulary = self._vocabulary()
         result = TrainingRun(task.name, self.model, source.tokenizer, tuple(history), stopped, place, prompt=sample.prompt)
         if not task.kind.generates or source.tokenizer is None:
             return result
@@ -136,6 +139,14 @@ class Job:
             return dc.replace(result, held_out_bits_per_byte=bits)
         text = sample_text(self.model, source.tokenizer, sample.prompt, sample.sample, sampling, self.say)
         return dc.replace(result, held_out_bits_per_byte=bits, sample=text)
+
+    def _vocabulary(self) -> Vocabulary:
+        """The tokenizer, end tokens and template that the model is saved with."""
+        if self.options.place is not None:
+            return read_vocabulary(Directory(self.options.place))
+        start = Vocabulary() if self.task.start is None else self.task.start.vocabulary()
+        end = self.objective.generation().get("eos_token_id")
+        return dc.replace(start, tokenizer=self.source.tokenizer, stop=start.stop if end is None else start.stop | {end})
 
     def _samples(self, sampling: Sampling) -> Samples | None:
         sample, tokenizer, place = self.options.sample, self.source.tokenizer, self.options.place

@@ -68,7 +68,8 @@ def _run(args: list[str]) -> int:
     if args[0] in ("-V", "--version"):
         print(f"dovetail {__version__}")
         return 0
-    if args[1:] in (["-h"], ["--help"]) and (group := [verb for verb in VERBS if verb.startswith(f"{args[0]} ")]):
+    group = [verb for verb in VERBS if verb.startswith(f"{args[0]} ")]
+    if group and args[0] not in VERBS and args[1:] in (["-h"], ["--help"]):
         print("\n".join(f"dovetail {verb}   {VERBS[verb].summary}" for verb in group))
         return 0
     name, rest = _verb(args)
@@ -86,12 +87,12 @@ def _run(args: list[str]) -> int:
 
 def _verb(args: list[str]) -> tuple[str, list[str]]:
     """Return the verb, of one word or two, and its arguments."""
-    for words in (1, 2):
+    for words in (2, 1):
         if (name := " ".join(args[:words])) in VERBS:
             return name, args[words:]
     second = [verb.split()[1] for verb in VERBS if verb.startswith(f"{args[0]} ")]
     if second:
-        given = f"unknown verb {name!r}" if len(args) > 1 else f"{args[0]}: a second word is missing"
+        given = f"unknown verb {' '.join(args[:2])!r}" if len(args) > 1 else f"{args[0]}: a second word is missing"
         raise UsageError(f"{given}; {names_or_nearest(args[1] if len(args) > 1 else '', second, 'verbs')}")
     near = did_you_mean(args[0], {verb.split()[0] for verb in VERBS}) or f"verbs: {', '.join(VERBS)}"
     raise UsageError(f"unknown verb {args[0]!r}; {near}")

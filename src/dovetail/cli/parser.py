@@ -64,10 +64,17 @@ def flag_names(options: Mapping[str, Parameter]) -> list[str]:
 
 
 def wrapped(text: str) -> str:
-    """Return the text with its paragraphs wrapped at the width of the terminal; indented lines stay as they are."""
-    blocks = text.strip("\n").split("\n\n")
+    """Return the text with its paragraphs wrapped at the width of the terminal; indented lines and commands stay as they are.
+
+    A paragraph begins with a capital, a block of commands does not: both may stand at the margin, where the formatter
+    and Python put the lines of a docstring."""
     return "\n\n".join(
-        block if block.startswith("  ") else textwrap.fill(" ".join(block.split()), _columns()) for block in blocks
+        block
+        if block.startswith("  ")
+        else textwrap.indent(block, "    ")
+        if block[:1].islower()
+        else textwrap.fill(" ".join(block.split()), _columns())
+        for block in text.strip("\n").split("\n\n")
     )
 
 

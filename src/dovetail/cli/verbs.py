@@ -43,6 +43,8 @@ VERBS = {
     "train": Verb("train a model on text or token shards, in a run that resumes"),
     "tune": Verb("tune a model on chats, preferences or rewards, in a run that resumes", out="{name}-{method}"),
     "runs": Verb("list, compare and plot training runs", page="Also write an HTML page.", streams=True),
+    "lab": Verb("compare architectures by paired runs, with a verdict per arm", streams=True),
+    "scaling": Verb("fit a scaling law to runs, and find the best size for a compute", loads=False),
     "generate": Verb("generate text from a prompt"),
     "chat": Verb("talk with a model in the terminal"),
     "serve": Verb("serve a model by OpenAI's HTTP routes", functions=("serve", "serve_vllm")),
@@ -62,6 +64,13 @@ VERBS = {
         json="Print a JSON list.",
         loads=False,
     ),
+    "recipes": Verb(
+        "list the recipes: small programs that prove a point, to run and to change",
+        functions=("list_recipes",),
+        json="Print a JSON list.",
+        loads=False,
+    ),
+    "recipes copy": Verb("copy a recipe to start from", functions=("copy_recipe",), loads=False),
     "emit": Verb(
         "write a model as one PyTorch file without imports of dovetail",
         json="Print one JSON object, with the text of the file.",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 import functools
+import re
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -26,6 +27,7 @@ if typing.TYPE_CHECKING:
     from torch import Tensor
 
 KINDS: dict[str, type[Part]] = {}
+SLICE = re.compile(r"(-?\d+)?:(-?\d+)?(?::(-?\d+)?)?")  # of the layers that a pattern names: 1::2, :-1
 P = TypeVar("P", bound="type[Part]")
 T = TypeVar("T")
 
@@ -222,8 +224,8 @@ class Part:
         return {f.name: plain(getattr(self, f.name)) for f in dc.fields(self) if getattr(self, f.name) != default_of(f)}
 
     def replace(self, pattern: str, value: Any) -> Self:
-        """A copy in which every field whose path matches the glob is `value` (or value(old)). A glob matches name by name:
-        `layers.*.mixer.kv_heads`. A value of the wrong type raises SpecError."""
+        """A copy in which every field whose path matches the glob is `value` (or value(old)). A glob matches name by name,
+        `layers.*.mixer.kv_heads`; layers may be a slice, `layers.1::2.mixer`. A value of the wrong type raises SpecError."""
         new: Callable[[Any], Any] = value if callable(value) and not isinstance(value, Part) else lambda _: value
         return self.rewrite(pattern, lambda place: new(place.old))
 
@@ -271,11 +273,11 @@ def _no_match(part: Part, pattern: str) -> SpecError:
     here, names = [part], pattern.split(".")
     for i, name in enumerate(names):
         fields = sorted({field for one in here for field in _names(one)})
-        if not any(fnmatchcase(field, name) for field in fields):
+        if not any(_matches(field, name, one) for one in here for field in _names(one)):
             where = f" of {'.'.join(names[:i])}" if i else ""
             remedy = did_you_mean(name, fields) or f"its fields are {', '.join(fields) or 'none'}"
             return SpecError(pattern, f"no field{where} matches {name!r}", remedy)
-        here = [value for one in here for field, value in _below(one) if fnmatchcase(field, name)]
+        here = [value for one in here for field, value in _below(one) if _matches(field, name, one)]
         if not here:
             return SpecError(
                 pattern, f"{'.'.join(names[: i + 1])} holds no part, so it has no field {'.'.join(names[i + 1 :])}"
@@ -310,16 +312,22 @@ def _rewrite(part: Any, pattern: list[str], new: Callable[[Place], Any], hits: l
             changes[field.name] = _rewrite(old, rest, new, hits, here)
         elif isinstance(old, tuple):
             item_type = (*typing.get_args(hints[field.name]), Part)[0]
-            changes[field.name] = tuple(_rewrite_item(i, item, item_type, rest, new, hits, here) for i, item in enumerate(old))
+            changes[field.name] = tuple(
+                _rewrite_item(item, item_type, rest, new, hits, join(here, str(i))) if _matches(str(i), rest[0], old) else item
+                for i, item in enumerate(old)
+            )
     return at_path(path, lambda: dc.replace(part, **changes)) if changes else part
 
 
-def _rewrite_item(
-    index: int, item: Any, hint: Any, pattern: list[str], new: Callable[[Place], Any], hits: list[str], path: str
-) -> Any:
-    here = join(path, str(index))
-    if not fnmatchcase(str(index), pattern[0]):
-        return item
+def _matches(name: str, pattern: str, inside: Any) -> bool:
+    """Whether a name matches a glob; or the number of an item of a tuple is in a slice, `1::2`."""
+    if not isinstance(inside, tuple) or not (parts := SLICE.fullmatch(pattern)):
+        return fnmatchcase(name, pattern)
+    start, stop, step = (int(part) if part else None for part in parts.groups())
+    return step != 0 and int(name) in range(len(inside))[start:stop:step]
+
+
+def _rewrite_item(item: Any, hint: Any, pattern: list[str], new: Callable[[Place], Any], hits: list[str], here: str) -> Any:
     if len(pattern) == 1:
         hits.append(here)
         return new(Place(here, item, hint, item.kind if isinstance(item, Part) else None))

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from dovetail.core.errors import SpecError
 from dovetail.core.limits import MAX_NEW_TOKENS
 from dovetail.decoding.beam import beam_search, check_beams
+from dovetail.decoding.eviction import Eviction
 from dovetail.decoding.generation import Vocabulary, check_generates, generate_pieces, prompt_ids
 from dovetail.decoding.sampling import GREEDY, Sampling
 from dovetail.model import ModelModule
@@ -74,6 +75,7 @@ def continue_prompt(
     compiled: bool = False,
     cache: CacheFormat | None = None,
     constraint: Grammar | None = None,
+    evict: Eviction | None = None,
 ) -> Generation:
     """Generate the text that follows a prompt; `on_text` is called with each piece of it, first with the prompt where the text
     continues it. The best text of a beam search is known only at the end."""
@@ -83,6 +85,8 @@ def continue_prompt(
     tokens, compiling, text = list[int](), list[float](), ""
     if constraint is not None and vocabulary.tokenizer is not None:
         matcher = Grammars(vocabulary.tokenizer, model.part.vocab, vocabulary.stop).matcher(constraint)
+    if beams is not None and evict is not None:
+        raise SpecError("evict", "beam search evicts nothing", "leave out the beams, or evict")
     begin = time.monotonic()
     if beams is not None:
         pieces = _searched(model, vocabulary, ids, max_tokens, beams, continues)
@@ -99,6 +103,7 @@ def continue_prompt(
             on_compiled=compiling.append,
             cache=cache,
             matcher=matcher,
+            evict=evict,
         )
     for number, (token, piece) in enumerate(pieces):
         if number == 0 and continues:

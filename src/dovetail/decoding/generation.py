@@ -19,11 +19,14 @@ from dovetail.core.finite import check_result
 from dovetail.core.fold import over_vocab, position_limit
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import evaluating
+from dovetail.decoding.eviction import Eviction, evicting
 from dovetail.decoding.sampling import GREEDY, Sampling, masked, sample_tokens
 from dovetail.decoding.steps import WARM, Decoder
 from dovetail.model import Model, ModelModule
 from dovetail.state.pool import Pool
 from dovetail.state.quantized import CacheFormat
+
+PIECE = 512  # tokens of a prompt that are computed at once where entries are evicted
 
 if TYPE_CHECKING:
     from dovetail.text.chat import ChatTemplate, Message
@@ -85,14 +88,19 @@ def generate_tokens(
     cache: CacheFormat | None = None,
     matcher: Matcher | None = None,
     listen: Listener | None = None,
+    evict: Eviction | None = None,
 ) -> Iterator[int]:
     """Yield up to `max_tokens` token ids that continue the prompt (n,), fewer where a table of positions ends. A token of
     `stop` ends generation, and is yielded, too. `compiled` decodes by compiled graphs, which take seconds to minutes to make;
     `on_compiled` is called with that time, before the first token is yielded. `positions` (n, c) are the coordinates of the
     prompt's tokens; those of the new tokens continue them. `patches` are the images that some of its ids stand for. `cache` is
     the format of the KV cache; None: the dtype of the model. `matcher` restricts the tokens to those of a grammar; generation
-    ends where its text is complete. `listen` reads and replaces activations in every step.
+    ends where its text is complete. `listen` reads and replaces activations in every step. `evict` holds the KV cache of full
+    attention to a budget (eviction.py).
     """
+    if evict is not None:
+        evict.check_options(compiled=compiled, cache=cache is not None, positions=positions is not None)
+        model = evicting(model, evict)
     spec, device = model.part, model.device
     check_generates(spec)
     inputs = torch.as_tensor(prompt, dtype=torch.long, device=device)
@@ -100,7 +108,8 @@ def generate_tokens(
         raise SpecError("prompt", "is empty", "give at least one token")
     max_tokens = token_limit(spec, len(inputs), max_tokens)
     coords = 0 if positions is None else _coordinates(positions, len(inputs), spec)
-    pool = pool_for(model, 1, len(inputs) + len(start) + max_tokens, len(inputs), coords=coords, cache=cache)
+    held = {} if evict is None else evict.pool()
+    pool = pool_for(model, 1, len(inputs) + len(start) + max_tokens, len(inputs), coords=coords, cache=cache, **held)
     if spec.encoder is not None:
         encode_source(model, pool, inputs, listen=listen)
         inputs = torch.tensor(list(start), dtype=torch.long, device=device)
@@ -114,6 +123,10 @@ def generate_tokens(
         raise SpecError("cache", f"a KV cache in {cache} is not decoded by compiled graphs", "leave out one of the two")
     compiled = compiled and max_tokens > WARM  # fewer would be compiled for nothing
     decoder = Decoder(model, pool, compiled=compiled, listen=listen)
+    if evict is not None and patches is None and listen is None:  # a prompt at once would need memory for all its keys
+        while len(inputs) > PIECE:
+            decoder.step(inputs[None, :PIECE], [0])
+            inputs = inputs[PIECE:]
     for number in range(max_tokens):
         given = None if positions is None or number else [positions]
         logits = _checked(decoder.step(inputs[None], [0], given, None if number else patches), number)
@@ -225,6 +238,7 @@ def generate_pieces(
     cache: CacheFormat | None = None,
     matcher: Matcher | None = None,
     listen: Listener | None = None,
+    evict: Eviction | None = None,
 ) -> Iterator[tuple[int | None, str]]:
     """Yield each token that follows a prompt of these ids with the text that is final now, which may be empty; at the end
     None with the rest of the text. A token of `stop` ends generation and has no text.
@@ -251,6 +265,7 @@ def generate_pieces(
         cache=cache,
         matcher=matcher,
         listen=listen,
+        evict=evict,
     )
     for token in tokens:
         yield token, "" if token in stop else stream.push(token)

@@ -28,6 +28,7 @@ from torch import Tensor
 from dovetail.core.errors import InputError
 from dovetail.core.fold import position_limit
 from dovetail.core.keywords import checks_keywords
+from dovetail.decoding.eviction import Eviction, evicting
 from dovetail.decoding.generation import check_generates
 from dovetail.decoding.sampling import top_logprobs
 from dovetail.model import ModelModule
@@ -57,6 +58,7 @@ class Engine:
         page: int = PAGE,
         pages: int | None = None,
         cache: CacheFormat | None = None,
+        evict: Eviction | None = None,
         share: bool = True,
         start: Sequence[int] = (),
         drafter: Drafter | None = None,
@@ -65,18 +67,22 @@ class Engine:
         compiled: ModelModule | None = None,
     ) -> None:
         """`rows`: continuations that run at once; `longest`: tokens of one, the prompt included; `budget`: tokens per step;
-        `pages`: of `page` tokens in the KV cache, by default enough for all rows; `cache`: its format; `share`: keep prefixes
-        for later requests; `start`: the first decoder tokens of an encoder–decoder; `drafter`: guesses up to `drafts` next
-        tokens (speculate.py), which changes no token; `grammars`: compiles the grammars of requests;
+        `pages`: of `page` tokens in the KV cache, by default enough for all rows; `cache`: its format; `evict`: holds it to a
+        budget of entries (decoding/eviction.py); `share`: keep prefixes for later requests; `start`: the first decoder tokens
+        of an encoder–decoder; `drafter`: guesses up to `drafts` next tokens (speculate.py), which changes no token;
+        `grammars`: compiles the grammars of requests;
         `compiled`: the same model once more, to decode by a compiled graph (compiled.py)."""
         check_generates(model.part)
         check_served(model)
+        if evict is not None:
+            evict.check_options(pages=pages is not None, cache=cache is not None, compiled=compiled is not None)
+            model = evicting(model, evict)
         table = position_limit(model.part)
         longest = longest if table is None or model.part.encoder is not None else min(longest, table)
         self.model, self.start, self.longest = model, tuple(start), longest
         source = longest if model.part.encoder is not None else 0
         sizes: dict[str, Any] = {"rows": rows, "longest": longest, "page": page, "pages": pages, "source": source}
-        self.runner = Runner(model, **sizes, cache=cache, share=share, compiled=compiled)
+        self.runner = Runner(model, **sizes, cache=cache, evict=evict, share=share, compiled=compiled)
         self.adapters = self.runner.adapters
         self.schedule = Schedule(budget)
         self.drafter, self.drafts, self.grammars = drafter, drafts, grammars

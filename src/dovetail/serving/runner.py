@@ -10,6 +10,7 @@ recurrent state wants rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from dovetail.core.ctx import Ctx
 from dovetail.core.errors import InputError
 from dovetail.core.part import Part, walk
 from dovetail.core.softmax import SoftmaxMixer
+from dovetail.decoding.eviction import Eviction
 from dovetail.decoding.generation import encode_source
 from dovetail.model import ModelModule
 from dovetail.serving.adapters import Adapters
@@ -49,19 +51,22 @@ class Runner:
         pages: int | None = None,
         source: int = 0,
         cache: CacheFormat | None = None,
+        evict: Eviction | None = None,
         share: bool = True,
         compiled: ModelModule | None = None,
     ) -> None:
         """`longest`: tokens per row; `pages`: of the KV cache, by default enough for all rows; `share`: keep prefixes;
+        `evict`: the policy that `model` was made for, whose caches lie in no pages;
         `compiled`: the same model, with its matrices as files store them, to decode by a compiled graph (compiled.py)."""
         self.model, self.page, self.rows, self.longest = model, page, rows, longest
         self.adapters = Adapters(model)
         spec = model.part
+        how: dict[str, Any] = {"layout": "paged"} if evict is None else evict.pool()
         self.pool = Pool(
             spec,
             rows,
             longest,
-            layout="paged",
+            **how,
             dtype=model.dtype,
             device=model.device,
             page=page,

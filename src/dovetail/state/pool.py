@@ -26,6 +26,7 @@ from dovetail.core.keywords import checks_keywords
 from dovetail.core.layout import Known, TokenLayout
 from dovetail.core.module import stored_dtype
 from dovetail.core.part import Part, walk
+from dovetail.state.attended import AttendedView, Kept, bookkeeping
 from dovetail.state.coordinates import Coordinates, Given
 from dovetail.state.frame import BlockView, Frame, SequenceView, SharedView, SourceView, TokenView, make_frame
 from dovetail.state.quantized import CacheFormat, QuantizedView, entry_format, entry_stores
@@ -115,6 +116,7 @@ class Pool:
         coords: int = 0,
         drafts: bool = False,
         cache: CacheFormat | None = None,
+        attended: int | None = None,
     ) -> None:
         """Allocate every store.
 
@@ -123,7 +125,8 @@ class Pool:
         rows. sharded: axes that are sharded across ranks, and the number of ranks. coords: coordinates per token, where steps
         are given positions; 0: the position of a token is its order. drafts: for multi-token prediction, whose views are per
         depth, instead of the layers; drafting has lengths of its own, which roll back apart. cache: the format in which entries
-        per token are stored (`state/quantized.py`); None: in `dtype`.
+        per token are stored (`state/quantized.py`); None: in `dtype`. attended: the entries of a KV cache whose layer has no
+        window, or a larger one; the least attended is evicted (`state/attended.py`). None: nothing is evicted.
         """
         self.rows, self.device = rows, device
         self.cache: CacheFormat | None = cache
@@ -148,7 +151,9 @@ class Pool:
                     self.shared[scope.layer, branch] = (int(layer), owner)
                     continue
                 ring = layout == "ring" and state.per == "token" and state.window is not None
-                key = (state.per, state.block, (state.window, state.keep) if ring else None)
+                wide = state.per == "token" and (state.window is None or state.keep + state.window > (attended or 0))
+                evicts = attended if wide else None
+                key = (state.per, state.block, (state.window, state.keep) if ring and evicts is None else None, evicts)
                 if key not in self.groups:
                     slots = self._slots(key, capacity, layout, source, page, pages, slack)
                     shape = (slots.total + 1, coords) if coords and state.per == "token" else None
@@ -162,10 +167,13 @@ class Pool:
                         stores += entry_stores(entry_format(cache, shape[-1]), group.slots.total + 1, shape, device)
                     else:
                         stores.append(torch.zeros(group.slots.total + 1, *shape, dtype=stored, device=device))
+                stores += [] if evicts is None else bookkeeping(group.slots.total + 1, dtype, device)
                 group.stores.setdefault((scope.layer, branch), []).extend(stores)
 
     def _slots(self, key: Any, capacity: int, layout: Layout, source: int, page: int, pages: int | None, slack: int) -> Slots:
-        per, block, window = key
+        per, block, window, attended = key
+        if attended is not None:
+            return Kept(self.rows, attended)
         if per == "source":
             return Contiguous(self.rows, source)
         if per == "block":
@@ -240,6 +248,9 @@ class Pool:
             frame = self._read_frame(group, rows, [b + a for b, a in zip(before, added, strict=True)], flat)
             index = self._index(rows)
             return ((place, BlockView(stores, frame, group.slots, index)) for place, stores in group.stores.items())
+        if isinstance(group.slots, Kept):
+            budget = group.slots.budget
+            return ((place, AttendedView(stores, budget, rows, lengths, new)) for place, stores in group.stores.items())
         frame, cache = make_frame(group.slots, layout, rows, lengths, new, self.rows, group.coords), self.cache
         return (
             (place, TokenView(stores, frame) if cache is None else QuantizedView(stores, frame, cache))

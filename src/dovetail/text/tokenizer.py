@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer as Engine
 
 from dovetail.core.errors import FileError, InputError
+from dovetail.core.keywords import checks_keywords
 from dovetail.core.limits import (
     PROMPT_CHARACTERS,
     TOKENIZER_ADDED,
@@ -59,6 +60,7 @@ def check_tokenizer(where: Directory) -> None:
         raise FileError(f"{where.place}: has no {TOKENIZER_FILE}, so it reads no text; copy that of the original model into it")
 
 
+@checks_keywords
 class Tokenizer:
     """Text to token ids and back."""
 

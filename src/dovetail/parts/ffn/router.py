@@ -143,9 +143,11 @@ class TopK(Router):
         return frozenset({"input_scale", "norm.eps"} if self.only_chooses() else ())
 
     def excepts(self, scope: Scope) -> dict[str, str]:
-        if not self.only_chooses():
-            return {}
-        return {"every_weight": "a single normalized expert has weight 1 whatever its score, so no gradient reaches the router"}
+        single = "a single normalized expert has weight 1 whatever its score"
+        excepted = {"every_weight": f"{single}, so no gradient reaches the router"} if self.only_chooses() else {}
+        if self.norm is not None and self.top_k == 1 and self.normalize and not (self.bias or self.balance_bias):
+            excepted |= {"looking.norm.scale": f"{single}, and the scale of a norm leaves the order of the scores"}
+        return excepted
 
 
 class TopKModule(RouterModule):

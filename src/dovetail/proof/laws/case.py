@@ -51,6 +51,10 @@ class Case(LawCase):
         """The same case with another model."""
         return Case(self.spec, self.seed, model)
 
+    def of_spec(self, model: ModelModule) -> Case:
+        """A case with a model of another spec that reads the same inputs."""
+        return Case(model.part, self.seed, model, self.share, self.rows, self.n)
+
     # -- comparing
 
     def clock(self) -> float:

@@ -50,11 +50,15 @@ class ProgramOutput:
 class Program(CaseDecoder):
     """A random program on one layout."""
 
-    def __init__(self, case: Case, layout: Layout, encoded: dict[int, tuple[Tensor, TokenLayout]]) -> None:
-        """`encoded`: encoder outputs by the number of their input, shared by the programs of a case."""
+    def __init__(
+        self, case: Case, layout: Layout, encoded: dict[int, tuple[Tensor, TokenLayout]], attended: int | None = None
+    ) -> None:
+        """`encoded`: encoder outputs by the number of their input, shared by the programs of a case; `attended`: as of the
+        pool."""
         self.case, self.layout, self.encoded, self.listen = case, layout, encoded, None
         self.rng = random.Random(f"{case.seed} {layout} {case.spec.key}")
-        self.pool = Pool(case.spec, ROWS, N, layout=layout, dtype=DTYPE, source=N, page=PAGE, pages=PAGES, slack=SLACK)
+        how: dict[str, Any] = {"layout": layout, "dtype": DTYPE, "source": N, "page": PAGE, "pages": PAGES, "slack": SLACK}
+        self.pool = Pool(case.spec, ROWS, N, **how, attended=attended)
         self.rows = [ProgramRow() for _ in range(ROWS)]
         self.outputs: list[ProgramOutput] = []
         self.vocabulary = case.inputs.unique().tolist()
@@ -293,6 +297,18 @@ def programs(case: Case) -> None:
     decodes(case)
     encoded: dict[int, tuple[Tensor, TokenLayout]] = {}
     outputs = [output for layout in LAYOUTS for output in Program(case, layout, encoded).run()]
+
+    def whole(batch: Tensor, sources: list[int]) -> Tensor:
+        how: dict[str, Any] = {"layout": TokenLayout.whole(len(batch), N)}
+        if case.source is not None:
+            how |= {"source": case.source[sources], "source_layout": TokenLayout.padded([LENGTHS[s] for s in sources], N)}
+        return case.stream(batch, case.ctx(**how))
+
+    compare(case, outputs, whole, "cached and whole")
+
+
+def compare(case: Case, outputs: list[ProgramOutput], whole: Callable[[Tensor, list[int]], Tensor], what: str) -> None:
+    """Compare the outputs of programs with `whole(tokens (rows, N), number of the encoder input of each)`."""
     # of sequences with a common prefix only the longest is run: in a causal model later tokens change no earlier output
     wanted = sorted({(output.source, output.tokens) for output in outputs})
     longest = [
@@ -302,13 +318,9 @@ def programs(case: Case) -> None:
     ]
     filler = case.inputs.flatten().tolist()[:N]
     batch = torch.tensor([[*tokens, *filler[len(tokens) :]] for _, tokens in longest])
-    sources = [source for source, _ in longest]
-    how: dict[str, Any] = {"layout": TokenLayout.whole(len(batch), N)}
-    if case.source is not None:
-        how |= {"source": case.source[sources], "source_layout": TokenLayout.padded([LENGTHS[s] for s in sources], N)}
-    whole = case.stream(batch, case.ctx(**how))
+    expected = whole(batch, [source for source, _ in longest])
     index = {(source, tokens[:n]): i for i, (source, tokens) in enumerate(longest) for n in range(len(tokens) + 1)}
     for output in outputs:
         n = len(output.tokens)
-        want = whole[index[output.source, output.tokens], n - len(output.out) : n]
-        case.same(output.out, want, f"{output.what}: cached and whole")
+        want = expected[index[output.source, output.tokens], n - len(output.out) : n]
+        case.same(output.out, want, f"{output.what}: {what}")

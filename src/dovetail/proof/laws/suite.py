@@ -30,6 +30,7 @@ from dovetail.proof.laws import (  # noqa: F401  each registers its laws
     device,
     drafted,
     draws,
+    evicted,
     invariant,
     kernel,
     looking,

@@ -1,0 +1,126 @@
+"""The arms of a lab as specs: each a base with changes, its cost made equal to that of the base by one field, and its costs.
+
+    base ─ set, swap ─> arm ─ match ─> arm of equal cost
+      └─ on: gqa ─ set, swap ─> …         a staircase: each arm stands on the last, and is compared with it
+
+The field that makes the costs equal is one that the arm does not change: no field of a part that differs from the base's is
+solved for, unless `vary` names it; the width, which changes every weight, only if nothing else can be. An arm that no field
+brings within 1 % is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses as dc
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dovetail.account import Account
+from dovetail.core.check import check
+from dovetail.core.errors import SpecError
+from dovetail.core.fold import parameters
+from dovetail.experiments.design import BASE, MATCHES, ArmDesign, LabDesign
+from dovetail.files.spec import changed
+from dovetail.hf.load import find_spec
+from dovetail.model import Model
+from dovetail.weights.surgery import diff
+from dovetail.weights.surgery.budget import BUDGETS, TOLERANCE, match_budget
+from dovetail.weights.surgery.groups import field_groups
+
+
+@dc.dataclass(frozen=True)
+class ArmCosts:
+    """What a model costs, counted from its spec."""
+
+    parameters: int
+    flops_per_token: float  # of a forward pass
+    decode_state: int  # bytes, after one sequence of the training length
+
+
+@dc.dataclass(frozen=True)
+class Arm:
+    """A spec with the settings of its runs."""
+
+    name: str
+    on: str | None  # the arm that it is compared with; None: it is the base
+    spec: Model
+    train: Mapping[str, Any]  # keys of its run files, beside spec, data, seed and learning rate
+    costs: ArmCosts
+    changes: tuple[tuple[str, str, str], ...] = ()  # (path, value there, value here) against what it is compared with
+    solved: str = ""  # the field that makes the costs equal: path old → new
+
+    def to_dict(self) -> dict[str, Any]:
+        """The arm as plain data."""
+        return {
+            "arm": self.name,
+            "on": self.on,
+            "changes": [list(change) for change in self.changes],
+            "solved": self.solved,
+            **dc.asdict(self.costs),
+            "spec": self.spec.to_data(),
+        }
+
+
+def build_arms(design: LabDesign) -> dict[str, Arm]:
+    """Return the base and the arms by name."""
+    return {arm.name: arm for arm in _arms(design)}
+
+
+def _arms(design: LabDesign) -> Iterator[Arm]:
+    base, length = find_spec(design.base), training_length(design)
+    check(base)
+    specs: dict[str, Model] = {BASE: base}  # before their costs are made equal: a staircase does not solve for a solved field
+    equal = dict(specs)
+    settings: dict[str, Mapping[str, Any]] = {BASE: design.train}
+    yield Arm(BASE, None, base, design.train, costs(base, length))
+    for arm in design.arms:
+        solved = ""
+        try:
+            spec = specs[arm.name] = changed(specs[arm.on], arm.set, arm.swap)
+            check(spec)
+        except SpecError as error:
+            raise SpecError(f"arms.{arm.name}: {error.path}", error.problem, error.remedy) from None
+        if design.match is not None:
+            spec, solved = matched(arm, base, spec, design.match, length)
+        equal[arm.name], settings[arm.name] = spec, {**settings[arm.on], **arm.train}
+        trained = ((f"train.{key}", str(settings[arm.on].get(key, "default")), str(value)) for key, value in arm.train.items())
+        changes = [(group.paths, group.a, group.b) for group in field_groups(diff(equal[arm.on], spec))]
+        changes = [change for change in changes if change[0] != solved.partition(" ")[0]]
+        yield Arm(arm.name, arm.on, spec, settings[arm.name], costs(spec, length), (*changes, *trained), solved)
+
+
+def training_length(design: LabDesign) -> int:
+    """Tokens per sequence of the runs: FLOPs and decode state are counted at this length."""
+    return int(design.train.get("length", 128))
+
+
+def costs(spec: Model, length: int) -> ArmCosts:
+    """Count what a model costs."""
+    return ArmCosts(parameters(spec), BUDGETS["flops"](spec, length), Account(spec, length, "bf16").state_bytes(length))
+
+
+def matched(arm: ArmDesign, base: Model, spec: Model, match: str, length: int) -> tuple[Model, str]:
+    """Return the arm's spec with the cost of the base, and the field that was changed for it."""
+    by = MATCHES[match]
+    target, now = BUDGETS[by](base, length), BUDGETS[by](spec, length)
+    if arm.vary is None and abs(now - target) <= TOLERANCE * target:
+        return spec, ""
+    touched = {_branch(change.path) for change in diff(base, spec).change}
+    found = [
+        one
+        for one in match_budget(base, spec, by, length, arm.vary)
+        if arm.vary is not None or _branch(one.path) not in touched
+    ]
+    within = sorted((one for one in found if one.distance(target) <= TOLERANCE), key=lambda one: one.path == "width")
+    if within:
+        return within[0].spec, f"{within[0].path} {within[0].old:,} → {within[0].value:,}"
+    near = min(found, key=lambda one: one.distance(target), default=None)
+    nearest = "" if near is None else f"; the nearest is {near.path}={near.value}, {near.distance(target):.1%} away"
+    problem = f"no field outside its changes brings {match} within {TOLERANCE:.0%} of the base"
+    problem += f" ({now:,.0f}, not {target:,.0f}){nearest}"
+    raise SpecError(f"arms.{arm.name}", problem, "name a field with `vary`, change the arm, or leave `match` out")
+
+
+def _branch(path: str) -> str:
+    """The branch of a block that a path is in, whatever the layer: `layers.*.mixer` of layers.3.mixer.kv_heads."""
+    names = path.split(".")
+    return f"layers.*.{names[2]}" if names[0] == "layers" and len(names) > 2 else names[0]

@@ -1,0 +1,226 @@
+"""The confidence sequence, by simulation and against scipy's t distributions; and the bugs that such code has, each caught."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from dovetail.experiments import confidence, verdict
+from dovetail.experiments.confidence import G, PairedInterval, e_value, half_width, interval
+from dovetail.experiments.verdict import ArmVerdict, judge, pairing, seeds_needed
+
+ALPHA = 0.05
+LABS = 600
+MOST = 30  # seeds
+
+
+def peeking_errors(looks: Callable[[Sequence[float]], bool], labs: int, most: int, first: int = 3) -> float:
+    """The fraction of labs, whose true difference is 0, in which a look after some seed finds one."""
+    noise = np.random.default_rng(0).standard_normal((labs, most))
+    return float(np.mean([any(looks(row[:n].tolist()) for n in range(first, most + 1)) for row in noise]))
+
+
+@pytest.mark.parametrize("n", [2, 5, 13])
+@pytest.mark.parametrize("shift", [0.0, 0.4, 2.0])
+def test_the_e_value_is_the_mixture_of_noncentral_t_likelihoods(n: int, shift: float) -> None:
+    sample = (np.random.default_rng(n).standard_normal(n) + shift).tolist()
+    t = float(stats.ttest_1samp(sample, 0.0).statistic)
+
+    def weighted(delta: float) -> float:
+        return float(stats.nct.pdf(t, n - 1, delta * math.sqrt(n)) * stats.norm.pdf(delta, scale=math.sqrt(G)))
+
+    mixture, _ = integrate.quad(weighted, -12, 12, limit=400, points=[0.0, t / math.sqrt(n)])
+    assert e_value(sample) == pytest.approx(mixture / stats.t.pdf(t, n - 1), rel=1e-3)
+
+
+def test_the_interval_ends_where_the_e_value_reaches_one_over_alpha() -> None:
+    sample = (np.random.default_rng(3).standard_normal(8) * 0.02 + 0.01).tolist()
+    at = interval(sample, ALPHA)
+    for end in (at.low, at.high):
+        assert e_value(sample, end) == pytest.approx(1 / ALPHA, rel=1e-9)
+    assert e_value(sample, at.mean) < 1 < 1 / ALPHA < e_value(sample, at.high + at.half)
+
+
+def test_looking_after_every_seed_errs_at_most_at_the_level_where_a_t_test_errs_far_more_often() -> None:
+    ours = peeking_errors(lambda d: interval(d, ALPHA).excludes_zero, LABS, MOST)
+    peeking = peeking_errors(
+        lambda d: len(d) * np.mean(d) ** 2 > fixed_n(len(d), ALPHA) * (len(d) - 1) * np.var(d, ddof=1), 200, MOST
+    )
+    assert 0.005 < ours <= ALPHA  # and it is not empty: intervals that are far too wide would never err
+    assert peeking > 0.15
+
+
+def test_the_mean_of_e_values_under_the_null_is_one() -> None:
+    noise = np.random.default_rng(1).standard_normal((20_000, 3))
+    assert np.mean([min(e_value(row.tolist()), 1e4) for row in noise]) == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.parametrize("comparisons", [1, 3])
+def test_arms_share_one_level(comparisons: int) -> None:
+    noise = np.random.default_rng(2).standard_normal((400, comparisons, 20))
+    base = [0.0] * 20
+    wrong = [
+        any(judge(arm.tolist(), base, at_least=3, comparisons=comparisons).kind != "unresolved" for arm in lab) for lab in noise
+    ]
+    assert 0.005 < np.mean(wrong) <= ALPHA
+
+
+def test_a_difference_of_four_standard_errors_is_found_within_twenty_seeds() -> None:
+    noise = np.random.default_rng(4).standard_normal((500, 20)) + 4 / math.sqrt(10)
+    found = [judge(row.tolist(), [0.0] * 20, at_least=5, comparisons=2).kind == "worse" for row in noise]
+    assert np.mean(found) >= 0.9
+
+
+def labs_of_pairs(labs: int, most: int, correlation: float, difference: float = 0.0) -> np.ndarray:
+    """(labs, 2, seeds) losses of an arm and of the base."""
+    root = np.linalg.cholesky(np.array([[1.0, correlation], [correlation, 1.0]]))
+    losses = np.einsum("ij,ljn->lin", root, np.random.default_rng(5).standard_normal((labs, 2, most)))
+    losses[:, 0] += difference
+    return losses
+
+
+def test_pairing_saves_variance_and_seeds() -> None:
+    paired, independent = (labs_of_pairs(200, 20, correlation, 0.6) for correlation in (0.9, 0.0))
+    found = [
+        np.mean([judge(a.tolist(), b.tolist(), at_least=5).kind == "worse" for a, b in labs]) for labs in (paired, independent)
+    ]
+    assert found[0] > 0.85 > 0.5 > found[1]
+    saved = np.mean([pairing(a.tolist(), b.tolist())[1] for a, b in paired])
+    assert saved == pytest.approx(0.9, abs=0.03)
+
+
+def test_the_interval_of_anticorrelated_arms_is_wide_enough() -> None:
+    labs = labs_of_pairs(400, 20, -0.9)
+    assert np.mean([judge(a.tolist(), b.tolist(), at_least=3).kind != "unresolved" for a, b in labs]) <= ALPHA
+
+
+# -- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+def losses(*differences: float) -> tuple[list[float], list[float]]:
+    base = [2.0 + 0.1 * i for i in range(len(differences))]
+    return [b + d for b, d in zip(base, differences, strict=True)], base
+
+
+def test_each_verdict_is_reached() -> None:
+    wiggle = [0.001, -0.001, 0.002, -0.002, 0.0, 0.001, -0.001]
+    better, worse, equal = (losses(*(middle + w for w in wiggle)) for middle in (-0.1, 0.1, 0.0))
+    assert judge(*better, at_least=5).kind == "better"
+    assert judge(*worse, at_least=5).kind == "worse"
+    assert judge(*better, at_least=5, higher_is_better=True).kind == "worse"
+    assert judge(*equal, at_least=5, smallest=0.02).kind == "equal"
+    assert judge(*equal, at_least=5).kind == "unresolved"
+    noisy = judge(*losses(0.1, -0.3, 0.2, -0.1, 0.4), at_least=5, smallest=0.02)
+    assert noisy.kind == "unresolved"
+    assert noisy.more is not None
+    assert noisy.more > 5
+    assert "more would be needed" in str(noisy)
+
+
+def test_a_difference_that_is_certain_and_does_not_matter_is_equal() -> None:
+    wiggle = [0.0001, -0.0001, 0.0002, -0.0002, 0.0]
+    assert judge(*losses(*(0.005 + w for w in wiggle)), at_least=5, smallest=0.02).kind == "equal"
+    assert judge(*losses(*(0.005 + w for w in wiggle)), at_least=5).kind == "worse"
+
+
+def test_the_first_seeds_that_decide_are_those_of_the_verdict() -> None:
+    first = [0.1, 0.101, 0.099, 0.1005, 0.0995]
+    arm, base = losses(*first, -5.0, 3.0, -9.0)
+    assert judge(arm, base, at_least=5) == judge(arm[:5], base[:5], at_least=5)
+    assert judge(arm, base, at_least=6).kind == "unresolved"
+
+
+def test_seeds_before_the_least_number_decide_nothing() -> None:
+    arm, base = losses(*[0.1, 0.1001, 0.0999, 0.1])
+    assert judge(arm, base, at_least=4).kind == "worse"
+    assert judge(arm[:3], base[:3], at_least=4).interval.n == 3
+    assert judge(arm, base, at_least=4).interval.n == 4
+
+
+def test_a_loss_that_is_not_finite_is_not_averaged() -> None:
+    arm, base = losses(0.1, 0.1, 0.1)
+    verdict = judge([arm[0], math.nan, arm[2]], base, at_least=3)
+    assert (verdict.kind, verdict.diverged) == ("diverged", (1,))
+    assert str(verdict) == "diverged at 1 of 2 seeds"
+
+
+def test_equal_runs_are_equal_and_one_seed_says_nothing() -> None:
+    assert judge([2.0] * 5, [2.0] * 5, smallest=0.01, at_least=2).kind == "equal"
+    assert judge([2.0] * 5, [2.0] * 5, at_least=2).kind == "unresolved"
+    one = judge([2.0], [1.0], at_least=2, smallest=0.1)
+    assert (one.kind, str(one)) == ("unresolved", "unresolved: an interval needs two seeds")
+
+
+@pytest.mark.parametrize(("mean", "smallest"), [(0.5, 0.0), (0.0, 0.3), (0.02, 0.4)])
+def test_the_forecast_is_the_first_number_of_seeds_that_resolves(mean: float, smallest: float) -> None:
+    at = PairedInterval(5, mean, 1.0, half_width(5, 1.0, ALPHA), ALPHA)
+    more = seeds_needed(at, smallest)
+    assert more is not None
+
+    def resolves(n: int) -> bool:
+        later = PairedInterval(n, mean, 1.0, half_width(n, 1.0, ALPHA), ALPHA)
+        return later.excludes_zero or later.is_within(smallest)
+
+    assert resolves(at.n + more)
+    assert not resolves(at.n + more - 1)
+    assert seeds_needed(PairedInterval(5, 0.0, 1.0, math.inf, ALPHA), 0.0) is None
+
+
+# -- seeded bugs: each of these passes for a statistic of the same question, and a test above must fail with it ------------
+
+
+def unpaired(arm: Sequence[float], base: Sequence[float]) -> list[float]:
+    """Independent seeds: each loss of the arm against the base's loss of another seed."""
+    return [a - b for a, b in zip(arm, [*base[1:], base[0]], strict=True)]
+
+
+def one_sided(n: int, alpha: float, exact: Callable[[int, float], float] = confidence.t_limit) -> float:
+    return exact(n, 2 * alpha)
+
+
+@functools.cache
+def fixed_n(n: int, alpha: float) -> float:
+    """The limit of a t test at one n, looked at after every seed."""
+    return float(stats.t.ppf(1 - alpha / 2, n - 1) ** 2 / (n - 1)) if n > 1 else math.inf
+
+
+BUGS: dict[str, tuple[object, str, object, Callable[[], None]]] = {
+    "unpaired variance": (verdict, "differences", unpaired, test_pairing_saves_variance_and_seeds),
+    "one-sided level": (
+        confidence,
+        "t_limit",
+        one_sided,
+        test_the_interval_ends_where_the_e_value_reaches_one_over_alpha,
+    ),
+    "a t test of fixed n that is looked at": (
+        confidence,
+        "t_limit",
+        fixed_n,
+        test_looking_after_every_seed_errs_at_most_at_the_level_where_a_t_test_errs_far_more_often,
+    ),
+    "arms do not share the level": (verdict, "interval", lambda d, a: interval(d, ALPHA), lambda: test_arms_share_one_level(3)),
+    "any number of seeds decides": (
+        verdict,
+        "_judge_once",
+        lambda *given, once=verdict._judge_once: _with_smallest(once(*given), 1e9),
+        test_each_verdict_is_reached,
+    ),
+}
+
+
+def _with_smallest(found: ArmVerdict, smallest: float) -> ArmVerdict:
+    """`smallest` is not read."""
+    return ArmVerdict("equal", found.interval, smallest) if found.interval.is_within(smallest) else found
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_seeded_bugs_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, function, bug, test = BUGS[name]
+    monkeypatch.setattr(module, function, bug)
+    with pytest.raises(AssertionError):
+        test()
