@@ -140,13 +140,18 @@ class SoftmaxModule(Module):
         self.needs = self.part.needs()
         self.biased, self.tapped = "bias" in self.needs, "pattern" in self.part.TAPS
         self.slope = self.part.position.slope if self.biased else None
+        self.fixed: Scoring | None = None
 
     def scoring(self, ctx: Ctx) -> Scoring:
-        """The scoring, with the tensors that the module has now; of the ctx only its ranks matter."""
-        return Scoring(
+        """The scoring, with the tensors that the module has now; of the ctx only its ranks matter. One that has no other tensor
+        than the numbers of the heads is made once; a compiled graph makes its own."""
+        heads, compiling = self.head_number, torch.compiler.is_compiling()
+        if self.fixed is not None and self.fixed.heads is heads and not compiling:
+            return self.fixed
+        scoring = Scoring(
             mask=self.mask,
             scale=self.scale,
-            heads=self.head_number,
+            heads=heads,
             softcap=self.softcap,
             bias=self.position.score if self.biased else None,
             tables=self.position.tables() if self.biased else (),
@@ -156,6 +161,9 @@ class SoftmaxModule(Module):
             on_read=self.on_read(ctx),
             needs=self.needs,
         )
+        own = (scoring.bias, scoring.sink, scoring.prefix, scoring.on_read)
+        self.fixed = scoring if own == (None,) * len(own) and not compiling else None
+        return scoring
 
     def sink_logit(self) -> Tensor | None:
         """The learned logit of a sink (heads,), where there is one."""

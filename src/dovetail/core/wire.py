@@ -113,4 +113,4 @@ class WireModule(Module):
             y = y * part.multiplier
         if part.dropout != 0.0:
             y = ctx.dropout(y, part.dropout, block, branch)
-        return ctx.tap(block, f"{branch}_add", y)
+        return y if ctx.listen is None else ctx.tap(block, f"{branch}_add", y)

@@ -71,7 +71,9 @@ class TokenLogitsModule(HeadModule):
         raise NotImplementedError
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
-        return ctx.tap(self, "logits", ctx.join(self.logits(self.features(x, ctx), ctx), self.answers))
+        logits = self.logits(self.features(x, ctx), ctx)
+        logits = logits if ctx.ranks is None else ctx.join(logits, self.answers)
+        return logits if ctx.listen is None else ctx.tap(self, "logits", logits)
 
     def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> LossSum:
         def sharded(logits: Tensor, labels: Tensor) -> Tensor:
@@ -130,7 +132,7 @@ class LmModule(TokenLogitsModule, of=Lm):
     bias: Tensor
 
     def logits(self, x: Tensor, ctx: Ctx) -> Tensor:
-        x = ctx.enter(x, self.answers)
+        x = x if ctx.ranks is None else ctx.enter(x, self.answers)
         out = self.out(x) + self.bias if self.part.bias else self.out(x)
         if self.part.scale != 1.0:
             out = out * self.part.scale

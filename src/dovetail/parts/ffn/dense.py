@@ -83,7 +83,10 @@ class GluModule(Module, of=Glu):
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
         gate, up = together(x, self.joint, self.gate, self.up)
-        hidden = ctx.tap(self, "hidden", self.act(gate if self.factor == 1.0 else gate * self.factor) * up)
+        hidden = self.act(gate if self.factor == 1.0 else gate * self.factor) * up
+        if ctx.listen is None and ctx.seed is None:
+            return self.down(hidden)
+        hidden = ctx.tap(self, "hidden", hidden)
         return ctx.tap(self, "out", self.down(ctx.dropout(hidden, self.part.dropout, self, axes=("ffn",))))
 
 
