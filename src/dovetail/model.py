@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from dovetail.core.cross_layer import Passed, Passing, passings
-from dovetail.core.ctx import Ctx, Losses, Ranks
+from dovetail.core.ctx import Ctx, Losses
 from dovetail.core.errors import InputError, SpecError
 from dovetail.core.field import bounded, options
 from dovetail.core.fold import taps
@@ -50,6 +50,7 @@ from dovetail.core.loss import IGNORED, LossSum
 from dovetail.core.module import Module
 from dovetail.core.multi_token import look_ahead, reads_tokens
 from dovetail.core.part import KINDS, Mistake, Part, Place, Problem, broken, child, register, walk_spec
+from dovetail.core.ranks import ALONE, Ranks
 from dovetail.core.scope import Scope
 from dovetail.core.swap import Lost, fit, no_group, replaced, swap_group, with_position
 from dovetail.core.wire import Branching, Scaled, WireModule
@@ -83,7 +84,7 @@ class PreNormModule(WireModule, of=PreNorm):
         for i, step in enumerate(block.steps):
             normed = block.normed(f"{step[0]}_norm", x, ctx) if i > 0 or self.first_norm else x
             x = x + self.sum(block, step, normed, ctx, views)
-            if ctx.listen is not None:
+            if ctx.taps is not None:
                 x = ctx.tap(block, f"after_{step[0]}", x)
         return x
 
@@ -191,7 +192,7 @@ class BlockModule(Branching, of=Block):
 
     def forward(self, x: Tensor, ctx: Ctx, views: Mapping[str, Any], *given: Tensor) -> Any:
         """x, or (x, *values) where later blocks read values of this one; `given` are those that it reads."""
-        x = x if ctx.listen is None else ctx.tap(self, "in", x)
+        x = x if ctx.taps is None else ctx.tap(self, "in", x)
         passed = None if self.passing is None else Passed(self, self.passing, given)
         wire = self.wire
         x = wire(wire.open(x) if self.opens else x, ctx, passed or self, views)
@@ -407,7 +408,7 @@ class ModelModule(Module, of=Model):
     """inputs -> logits."""
 
     part: Model
-    ranks: Ranks | None = None  # set where the model is sharded by tensor: a default Ctx takes it
+    ranks: Ranks = ALONE  # those of a model that is sharded by tensor: a default Ctx takes them
     frozen_by_attach: frozenset[str] = frozenset()  # the weights that `detach` unfreezes (weights/adapters/attach.py)
     embed: EmbedModule
     position: PositionModule
@@ -444,7 +445,7 @@ class ModelModule(Module, of=Model):
         """The mean of the head's loss over all labels of the batch, those of other ranks too; in training plus the losses that
         parts add (router losses, multi-token prediction), which are collected in ctx.losses."""
         loss, ctx = self._head_loss(inputs, targets, ctx)
-        return ctx.with_added(ctx.batch_mean(loss))
+        return ctx.with_added(ctx.ranks.batch_mean(loss))
 
     def loss_sum(self, inputs: Tensor, targets: Tensor, ctx: Ctx) -> LossSum:
         """The same loss as sum and number of labels, those of this rank: add several batches, then take the mean. Losses that
@@ -455,8 +456,8 @@ class ModelModule(Module, of=Model):
 
     def _head_loss(self, inputs: Tensor, targets: Tensor, ctx: Ctx) -> tuple[LossSum, Ctx]:
         ctx = dc.replace(ctx, labels=targets)
-        if ctx.losses is None and (ctx.training or self.training):
-            ctx.losses = Losses({})
+        if ctx.losses is None and (ctx.draws is not None or self.training):
+            ctx.losses = Losses()
         x, ctx = self.hidden(inputs, ctx)
         return self.head.loss(x, targets, ctx), ctx
 
@@ -483,8 +484,8 @@ class ModelModule(Module, of=Model):
     def log_probs(self, inputs: Tensor, labels: Tensor, ctx: Ctx, temperature: float = 1.0) -> Tensor:
         """(batch, n) log p(label | inputs) at each token, of logits / temperature, and 0 where the label is −100. Logits are
         computed for the labels alone, some of them at a time."""
-        if ctx.losses is None and (ctx.training or self.training):
-            ctx.losses = Losses({})
+        if ctx.losses is None and (ctx.draws is not None or self.training):
+            ctx.losses = Losses()
         x, ctx = self.hidden(inputs, dc.replace(ctx, labels=labels))
         wanted = labels != IGNORED
         found = label_log_probs(lambda part: self.head(part, ctx) / temperature, x[wanted], labels[wanted])
@@ -516,10 +517,10 @@ class ModelModule(Module, of=Model):
         x = self.position.embed(embedded, layout) if self.positioned else embedded
         if self.part.embed_norm is not None:
             x = self.embed_norm(x, ctx)
-        if self.part.dropout:
-            x = ctx.dropout(x, self.part.dropout, self, "embedded", self.embedded_axes)
+        if ctx.draws is not None:
+            x = ctx.draws.dropout(ctx, x, self.part.dropout, self, "embedded", self.embedded_axes)
         x = self.embed.widen(x)
-        return x if ctx.listen is None else ctx.tap(self, "embedded", x), embedded, ctx
+        return x if ctx.taps is None else ctx.tap(self, "embedded", x), embedded, ctx
 
     def carried(self, inputs: Tensor, x: Tensor) -> Carried:
         """The values of the model that layers may read, by source and name."""
@@ -536,11 +537,11 @@ class ModelModule(Module, of=Model):
     def end(self, x: Tensor, ctx: Ctx) -> Tensor:
         """Normalize what the last layer returns."""
         x = x if self.part.norm is None else self.norm(x, ctx)
-        return x if self.part.norm is None or ctx.listen is None else ctx.tap(self, "normed", x)
+        return x if self.part.norm is None or ctx.taps is None else ctx.tap(self, "normed", x)
 
     def _looks_ahead(self, ctx: Ctx) -> bool:
         """Whether multi-token prediction runs: where its loss is collected, or someone listens to one of its taps."""
-        asked = ctx.losses is not None or (ctx.listen is not None and any(map(ctx.listen.wants, self.taps_ahead)))
+        asked = ctx.losses is not None or (ctx.taps is not None and any(map(ctx.taps.wants, self.taps_ahead)))
         return asked and ctx.views is None
 
     def draft(

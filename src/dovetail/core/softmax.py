@@ -179,18 +179,18 @@ class SoftmaxModule(Module):
 
     def edit(self, ctx: Ctx) -> Edit | None:
         """The function that edits the probs after the softmax: a listener's, dropout in training, or None."""
-        heard, drops = self.tapped and ctx.wants(self, "pattern"), ctx.training and self.dropout > 0
+        heard, drops = self.tapped and ctx.wants(self, "pattern"), ctx.draws is not None and self.dropout > 0
         if not heard and not drops:
             return None
 
         def run(probs: Tensor, *layouts: TokenLayout) -> Tensor:
-            if ctx.listen is not None:
-                probs = ctx.listen.hear(address, probs, layouts[0])
-            return ctx.dropout_probs(probs, self.dropout, self, "pattern", *layouts)
+            if ctx.taps is not None:
+                probs = ctx.taps.hear(address, probs, layouts[0])
+            return probs if ctx.draws is None else ctx.draws.dropout_probs(ctx, probs, self.dropout, self, "pattern", *layouts)
 
         address = f"{self.path}.pattern"
-        if ctx.listen is not None and heard and not drops and not ctx.listen.edits(address):
-            return Edit(run, reads=partial(ctx.listen.queries, address))
+        if ctx.taps is not None and heard and not drops and not ctx.taps.edits(address):
+            return Edit(run, reads=partial(ctx.taps.queries, address))
         return Edit(run, scales=not heard)
 
     def project_out(self, z: Tensor, ctx: Ctx) -> Tensor:

@@ -113,7 +113,7 @@ class TokensModule(EmbedModule, of=Tokens):
 
     def forward(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, TokenLayout]:
         self.check_ids(inputs, self.vocab, "token id", "vocabulary")
-        sharded = ctx.ranks is not None and ctx.sharded(VOCAB)
+        sharded = ctx.ranks.axes is not None and ctx.ranks.sharded(VOCAB)
         x = lookup(inputs, self.table, self, ctx, VOCAB) if sharded else F.embedding(inputs, self.table)
         if self.scale != 1.0:
             x = x * self.scale
@@ -121,7 +121,7 @@ class TokensModule(EmbedModule, of=Tokens):
             types = torch.zeros_like(inputs) if ctx.types is None else ctx.types
             self.check_ids(types, self.part.types, "token type", "table")
             x = x + F.embedding(types, self.type_table)
-        return x if ctx.listen is None else ctx.tap(self, "out", x), ctx.layout
+        return x if ctx.taps is None else ctx.tap(self, "out", x), ctx.layout
 
     def widen(self, x: Tensor) -> Tensor:
         return x if self.part.width is None else self.project(x)

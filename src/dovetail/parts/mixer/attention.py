@@ -294,7 +294,7 @@ class AttentionModule(SoftmaxModule, of=Attention):
             k = k if self.reads else self.normed(k, "k_norm", ctx)
         if self.part.earlier is not None:
             k, v = self.earlier(k, v, values)
-        if ctx.listen is not None:
+        if ctx.taps is not None:
             k, v = (ctx.tap(self, "k", k), ctx.tap(self, "v", v)) if self.projects else (k, v)
             q = ctx.tap(self, "q", q)
         if values is not UNREAD:
@@ -344,13 +344,12 @@ class AttentionModule(SoftmaxModule, of=Attention):
 
     def read(self, x: Tensor, q: Tensor, kv: KV, ctx: Ctx) -> Tensor:
         """Attend, gate, project back to the residual stream."""
-        if ctx.listen is None and ctx.seed is None:
+        if ctx.taps is None and ctx.draws is None:
             z = kv.attend(ctx.layout, q, self.scoring(ctx)).flatten(-2)
             return self.o(z * torch.sigmoid(self.gate(x)) if self.part.gate else z)
-        kv = kv if ctx.listen is None else self.listened(kv, ctx)
+        kv = kv if ctx.taps is None else self.listened(kv, ctx)
         z = ctx.tap(self, "z", kv.attend(ctx.layout, q, self.scoring(ctx), self.edit(ctx))).flatten(-2)
-        if self.part.gate:
-            z = z * torch.sigmoid(ctx.tap(self, "gate", self.gate(x)))
+        z = z * torch.sigmoid(ctx.tap(self, "gate", self.gate(x))) if self.part.gate else z
         return ctx.tap(self, "out", self.o(z))
 
 

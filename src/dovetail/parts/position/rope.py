@@ -178,7 +178,7 @@ class RopeModule(PositionModule, of=Rope):
 
     def angles(self, layout: TokenLayout, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin (…, n, 1, pairs), computed in float32 or wider."""
-        frequency = self.frequency.to(torch.promote_types(dtype, torch.float32))
+        frequency = self.frequency.to(angle_dtype(dtype))
         scaling = self.part.scaling
         if scaling is not None and scaling.varies:
             plain = self.unstretched.to(frequency)
@@ -192,6 +192,11 @@ class RopeModule(PositionModule, of=Rope):
         if scaling is not None:
             cos, sin = cos * scaling.amplitude(), sin * scaling.amplitude()
         return cos.to(dtype), sin.to(dtype)
+
+
+def angle_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of angles: float32 or wider."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def lengths(layout: TokenLayout) -> Tensor:
