@@ -46,7 +46,7 @@ class Decoder:
         """`listen` reads and replaces activations in every step, of which it counts the number: a `dovetail.look.Tracer`."""
         if compiled and listen is not None:
             raise InputError("compiled: a compiled graph has no listener; decode eagerly to trace or patch")
-        if compiled and model.ranks is not None:
+        if compiled and model.ranks.axes is not None:
             raise InputError("compiled: a model that is sharded by tensor decodes eagerly; leave it out")
         self.model, self.pool, self.listen, begin = model, pool, listen, time.monotonic()
         if compiled:
@@ -70,7 +70,7 @@ class Decoder:
         step = self.pool.step(rows, [tokens.shape[1]] * len(rows), positions=positions)
         ctx = Ctx(layout=step.layout, views=step.views, patches=patches, ranks=self.model.ranks)
         if self.listen is not None:
-            ctx.listen = self.listen
+            ctx.taps = self.listen
         with evaluating(self.model):
             if self._compiled is None or tokens.shape[1] > 1:
                 logits = self.model.next_logits(tokens, ctx)[:, -1]

@@ -241,7 +241,7 @@ class _Resumed:
         self.stream: Tensor | None = None
         if not self.whole:
             ctx = default_ctx(inputs, ranks=model.ranks)
-            ctx.listen = Tracer(model.part, None, patch) if patch else None
+            ctx.taps = Tracer(model.part, None, patch) if patch else None
             with torch.no_grad():
                 x, _, ctx = model.begin(inputs, ctx)
                 self.stream = model.run_layers(x, ctx, {}, range(self.layer))
@@ -254,7 +254,7 @@ class _Resumed:
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             if self.stream is None:
                 return listened(self.model, inputs, tracer)
-            ctx = dc.replace(default_ctx(inputs, ranks=self.model.ranks), listen=tracer)
+            ctx = dc.replace(default_ctx(inputs, ranks=self.model.ranks), taps=tracer)
             x = self.stream.repeat(count, *[1] * (self.stream.dim() - 1))
             x = self.model.run_layers(x, ctx, {}, range(self.layer, len(self.model.layers)))
             return self.model.head(self.model.end(x, ctx), ctx)
