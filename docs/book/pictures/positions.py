@@ -1,4 +1,4 @@
-"""Positions: how the score of two equal vectors falls with distance under RoPE, and what each stretching does to the frequencies."""
+"""Positions: the score of two equal vectors by distance under RoPE, and what each stretching does to the frequencies."""
 
 import torch
 
