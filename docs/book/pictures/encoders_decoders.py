@@ -10,7 +10,7 @@ ENCODER = f"{{width: 32, vocab: 50, layers: [{{mixer: {{heads: 2, mask: full}}, 
 SPECS = {
     "encoder": f"{{width: 32, vocab: 50, layers: [{{mixer: {{heads: 2, mask: full}}, {FFN}}}]}}",
     "decoder": f"{{width: 32, vocab: 50, layers: [{{mixer: {{heads: 2}}, {FFN}}}]}}",
-    "encoder–decoder": f"{{width: 32, vocab: 50, encoder: {ENCODER}, layers: [{{mixer: {{heads: 2}}, cross: attention, {FFN}}}]}}",
+    "encoder–decoder": f"{{width: 32, vocab: 50, encoder: {ENCODER}, layers: [{{mixer: {{heads: 2}}, cross: attention}}]}}",
 }
 SOURCE, TARGET = 6, 6
 
