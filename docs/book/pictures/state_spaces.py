@@ -1,0 +1,53 @@
+"""Impulse responses of one real state and of a fresh S4, and a value that is kept over noise with and without selection."""
+
+import torch
+
+import dovetail as dt
+
+N, LONG = 40, 200
+
+
+def data():
+    """Responses, and two states over 40 steps."""
+    impulse = torch.zeros(LONG, dtype=torch.float64)
+    impulse[0] = 1.0
+    model = dt.build(
+        "{width: 3, vocab: 2, layers: [{mixer: {kind: s4, inner: 3, state_size: 32}, ffn: null}]}", dtype="float64"
+    )
+    s4 = next(module for name, module in model.named_modules() if name == "layers.0.mixer")
+    with torch.no_grad():
+        log_a, b, c = s4.discrete()
+        steps = torch.arange(LONG)
+        response = 2 * torch.einsum("cs,cs,cst->ct", b, c, torch.exp(log_a[..., None] * steps)).real
+    channel = int(response[:, 60:].abs().sum(-1).argmax())
+    x = torch.randn(N, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[0] = 2.0
+    delta = torch.zeros(N, dtype=torch.float64)
+    delta[0] = 8.0  # take the first token, skip all others
+    h, selective = torch.zeros((), dtype=torch.float64), []
+    for x_t, d in zip(x, delta, strict=True):
+        h = torch.exp(-d) * h + (1 - torch.exp(-d)) * x_t
+        selective.append(float(h))
+    return {
+        "one state, a = 0.9": dt.scan(impulse, 0.9, 0.5).tolist(),
+        "S4": (response[channel] / response[channel].abs().max() / 2).tolist(),
+        "input": x.tolist(),
+        "fixed": dt.scan(x, 0.9, 0.1).tolist(),
+        "slow": dt.scan(x, 0.99, 0.5).tolist(),
+        "selective": selective,
+    }
+
+
+def draw(figure, data):
+    """Two panels: responses, and states."""
+    response, states = figure.subplots(1, 2)
+    response.plot(data["one state, a = 0.9"], "--", color="#d9822b", label="one state, a = 0.9")
+    response.plot(data["S4"], color="#2f5fb3", linewidth=1.2, label="S4, 32 states, fresh")
+    response.set(xlabel="step", ylabel="output", title="response to an impulse")
+    states.plot(data["input"], ".", color="#8a90a0", label="input")
+    states.plot(data["fixed"], "s--", color="#d9822b", markersize=3, label="fixed, a = 0.9")
+    states.plot(data["slow"], "^:", color="#3a8f5c", markersize=3, label="fixed, a = 0.99")
+    states.plot(data["selective"], "o-", color="#2f5fb3", markersize=3, label="selective")
+    states.set(xlabel="step", ylabel="state", title="a 2, and then noise", ylim=(-3.2, 5.8))
+    response.legend(frameon=False)
+    states.legend(frameon=False, ncols=2, loc="upper center", fontsize=9)
