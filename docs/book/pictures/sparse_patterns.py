@@ -50,5 +50,5 @@ def draw(figure, data):
         lines.plot(LENGTHS, row, style, color=color, markersize=4, label=name)
     lines.set_xscale("log", base=2)
     lines.set_xticks(LENGTHS, [f"{n:,}" for n in LENGTHS], fontsize=8)
-    lines.set(xlabel="tokens", title="pairs per token", ylim=(0, None))
+    lines.set(xlabel="tokens", title="pairs per token", ylim=(0, 78))
     lines.legend(frameon=False, fontsize=8)

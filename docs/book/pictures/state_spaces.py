@@ -4,7 +4,7 @@ import torch
 
 import dovetail as dt
 
-N, LONG = 40, 200
+N, LONG, MODES = 40, 400, (1, 12)
 
 
 def data():
@@ -16,10 +16,8 @@ def data():
     )
     s4 = next(module for name, module in model.named_modules() if name == "layers.0.mixer")
     with torch.no_grad():
-        log_a, b, c = s4.discrete()
-        steps = torch.arange(LONG)
-        response = 2 * torch.einsum("cs,cs,cst->ct", b, c, torch.exp(log_a[..., None] * steps)).real
-    channel = int(response[:, 60:].abs().sum(-1).argmax())
+        log_a = s4.discrete()[0][int(s4.step_log.argmin())]  # of the slowest channel
+    modes = torch.exp(log_a[:, None] * torch.arange(LONG)).real
     x = torch.randn(N, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     x[0] = 2.0
     delta = torch.zeros(N, dtype=torch.float64)
@@ -30,7 +28,7 @@ def data():
         selective.append(float(h))
     return {
         "one state, a = 0.9": dt.scan(impulse, 0.9, 0.5).tolist(),
-        "S4": (response[channel] / response[channel].abs().max() / 2).tolist(),
+        "S4": [modes[i].tolist() for i in MODES],
         "input": x.tolist(),
         "fixed": dt.scan(x, 0.9, 0.1).tolist(),
         "slow": dt.scan(x, 0.99, 0.5).tolist(),
@@ -42,7 +40,8 @@ def draw(figure, data):
     """Two panels: responses, and states."""
     response, states = figure.subplots(1, 2)
     response.plot(data["one state, a = 0.9"], "--", color="#d9822b", label="one state, a = 0.9")
-    response.plot(data["S4"], color="#2f5fb3", linewidth=1.2, label="S4, 32 states, fresh")
+    for mode, row, style in zip(MODES, data["S4"], ("-", "-."), strict=True):
+        response.plot(row, style, color="#2f5fb3", linewidth=1.2, label=f"S4, state {mode}")
     response.set(xlabel="step", ylabel="output", title="response to an impulse")
     states.plot(data["input"], ".", color="#8a90a0", label="input")
     states.plot(data["fixed"], "s--", color="#d9822b", markersize=3, label="fixed, a = 0.9")
