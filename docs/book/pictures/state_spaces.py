@@ -48,5 +48,6 @@ def draw(figure, data):
     states.plot(data["slow"], "^:", color="#3a8f5c", markersize=3, label="fixed, a = 0.99")
     states.plot(data["selective"], "o-", color="#2f5fb3", markersize=3, label="selective")
     states.set(xlabel="step", ylabel="state", title="a 2, and then noise", ylim=(-3.2, 5.8))
-    response.legend(frameon=False)
+    response.set_ylim(-1.75, 1.1)
+    response.legend(frameon=False, loc="lower center")
     states.legend(frameon=False, ncols=2, loc="upper center", fontsize=9)
