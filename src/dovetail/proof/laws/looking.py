@@ -72,7 +72,7 @@ def looking(case: Case) -> str:
     _residual(case, values)
     _mixing(case, values)
     reasons = sorted(set(excepted.values()))
-    return f"{len(excepted)} of {len(declared)} taps excepted: {'; '.join(reasons)}" if excepted else ""
+    return f"{len(excepted)} of {len(declared)} taps excepted{': ' * bool(reasons)}{'; '.join(reasons)}"
 
 
 def exceptions_of(case: Case) -> dict[str, str]:
