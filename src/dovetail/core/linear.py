@@ -129,6 +129,9 @@ class Linear(nn.Linear):
         """The dtype of the dense W."""
         return self.weight.dtype
 
+    def prepare(self) -> None:
+        """Make what `multiply` computes once from W, before it is compiled: a graph would compute it in every call."""
+
     def stored(self) -> dict[str, Tensor]:
         """The tensors that a file holds for W, by name."""
         return {"weight": self.weight}
