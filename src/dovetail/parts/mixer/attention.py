@@ -78,6 +78,12 @@ class Attention(SoftmaxMixer):
         "prefix": Mistake("prefix missing"),
     }
 
+    ACTS_ON = {
+        **dict.fromkeys(SCORING, ("q", "k", "q_norm", "k_norm")),
+        "k_is_v": ("k", "v", "o"),
+        **dict.fromkeys(("gate", "v_norm"), ("v", "o")),
+    }
+
     heads: int = bounded(8, above=0, widens=True)
     kv_heads: int | None = bounded(None, above=0, widens=True)  # None: as many as heads
     head: int | None = bounded(None, above=0)  # None: width / heads
@@ -181,13 +187,6 @@ class Attention(SoftmaxMixer):
     def packs(self, leaf: str) -> tuple[str, ...]:
         """The names of the tensors that a packed one replaces."""
         return tuple(f"{name}.{leaf}" for name in "qkv") if self.packed else ()
-
-    def acts_on(self, field: str) -> tuple[str, ...] | None:
-        if field in SCORING:
-            return ("q", "k", "q_norm", "k_norm")
-        if field == "k_is_v":
-            return ("k", "v", "o")
-        return ("v", "o") if field in ("gate", "v_norm") else None
 
     def state(self, scope: Scope) -> list[State]:
         owner = None if self.earlier is None or self.projects() else scope.in_layer(self.earlier.layer)
