@@ -12,7 +12,9 @@ Shapes: x (…, n, embed)   q (…, n, heads, 2, head)   k, v (…, m, kv_heads,
 from __future__ import annotations
 
 from math import exp
+from zlib import crc32
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -73,9 +75,16 @@ class DifferentialAttention(SoftmaxMixer):
         return [
             *(Weight(name=f"{name}.weight", out=out, inp=("embed",)) for name, out in (("q", q), ("k", kv), ("v", kv))),
             Weight(name="o.weight", out=("embed",), inp=q),
-            *(Weight(name=name, out=("head",), role="gate", tp="replicate") for name in LAMBDAS),
+            *(Weight(name=name, out=("head",), init="const", role="gate", tp="replicate") for name in LAMBDAS),
             self.head_number(),
         ]
+
+    def constant(self, name: str, scope: Scope) -> Tensor:
+        if name not in LAMBDAS:
+            return super().constant(name, scope)
+        # normal with a standard deviation of 0.1, whatever the init of the model: an exponent must not be large
+        generator = torch.Generator().manual_seed(crc32(f"{scope.path}.{name}".encode()))
+        return 0.1 * torch.randn(scope.size("head"), dtype=torch.float64, generator=generator)
 
     def together(self) -> tuple[str, ...]:
         return ("q", "k", "v")
