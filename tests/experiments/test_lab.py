@@ -20,9 +20,9 @@ from dovetail.core.errors import DovetailError, FileError
 from dovetail.disk.yaml import dump_yaml
 from dovetail.experiments.design import LabDesign, read_design
 from dovetail.experiments.lab import LabState, run_lab
-from dovetail.experiments.lab_runs import TUNING_SEED, find_run
+from dovetail.experiments.lab_runs import find_run
 from dovetail.experiments.pool import WorkerEnded
-from dovetail.experiments.results import result_file
+from dovetail.experiments.results import TUNING_SEED, result_file
 
 HERE = Path(__file__).parent
 ARMS = {"gqa": {"set": {"layers.*.mixer.kv_heads": 2}}}

@@ -13,6 +13,7 @@
     seeds: {at_least: 10, at_most: 30}
     metric: val_loss
     smallest: 0.02                                      a difference below it does not matter
+    sizes: [60k, 120k, 250k]                            every arm at every size, and a scaling law of each (ladder.py)
     level: 0.95                                         of all intervals together
 
 Paths are relative to the working directory, as those of flags are.
@@ -29,11 +30,12 @@ from typing import Any
 from dovetail.core.errors import FileError, names_or_nearest
 from dovetail.core.units import read_count
 from dovetail.disk.yaml import parse_yaml, read_text
+from dovetail.experiments.ladder import BUDGETS, Ladder
 
 BASE = "base"
 MATCHES = {"params": "params", "flops": "flops", "decode_state": "kv"}  # name in lab.yaml -> budget of `match`
 METRICS = {"val_loss": False, "train_loss": False, "bits_per_byte": False, "accuracy": True}  # whether higher is better
-KEYS = ("base", "arms", "match", "data", "train", "budget", "tune", "seeds", "metric", "smallest", "level")
+KEYS = ("base", "arms", "match", "data", "train", "budget", "tune", "seeds", "metric", "smallest", "level", "sizes", "held_out")
 OURS = (
     "spec",
     "set",
@@ -97,6 +99,7 @@ class LabDesign:
     metric: str = "val_loss"
     smallest: float = 0.0
     level: float = 0.95
+    ladder: Ladder | None = None  # in place of the budget
     source: Mapping[str, Any] = dc.field(default_factory=dict, compare=False)  # as it was given
 
     @property
@@ -119,11 +122,11 @@ def read_design(source: str | Path | Mapping[str, Any]) -> LabDesign:
 def _design(data: Any, where: str) -> LabDesign:
     at = _DesignReader(where)
     top = at.mapping(data, "", KEYS, required=("base", "arms", "data", "budget"))
-    base, arms = top["base"], at.mapping(top["arms"], "arms", None)
-    if not 1 <= len(arms) <= MOST_ARMS:
+    base, arms, ladder = top["base"], at.mapping(top["arms"], "arms", None), at.ladder(top)
+    if not (0 if ladder else 1) <= len(arms) <= MOST_ARMS:
         at.refuse("arms", f"{len(arms)} arms; a lab has from 1 to {MOST_ARMS}")
-    budget = at.mapping(top["budget"], "budget", ("tokens", "steps"))
-    if len(budget) != 1:
+    budget = {} if ladder else at.mapping(top["budget"], "budget", ("tokens", "steps"))
+    if len(budget) != 1 and ladder is None:
         at.refuse("budget", "give tokens or steps; a run of some minutes is not the same run twice")
     ends = {name: at.count(value, f"budget.{name}") for name, value in budget.items()}
     files = at.mapping(top["data"], "data", ("text", "data", "labels", "tags", "pairs"), required=())
@@ -148,6 +151,7 @@ def _design(data: Any, where: str) -> LabDesign:
             at_most=most,
             metric=str(top.get("metric", LabDesign.metric)),
             smallest=at.number(top.get("smallest", 0.0), "smallest", 0.0, math.inf),
+            ladder=ladder,
             source=top,
             level=at.number(top.get("level", LabDesign.level), "level", 0.5, 0.9999),
         )
@@ -197,6 +201,33 @@ class _DesignReader:
         except ValueError as error:
             raise FileError(f"{self.where}: {path}: {error}") from None
         return self.number(number, path, 1, 1e15)
+
+    def counts(self, value: Any, path: str) -> list[float]:
+        """Different counts, in rising order."""
+        found = [self.count(item, path) for item in (value if isinstance(value, list) else [value])]
+        if len({*found}) != len(found) or not found:
+            self.refuse(path, "is empty, or has a number twice")
+        return sorted(found)
+
+    def ladder(self, top: Mapping[str, Any]) -> Ladder | None:
+        """The sizes with their budgets; None: the base has its own."""
+        if "sizes" not in top:
+            if "held_out" in top:
+                self.refuse("held_out", "is of sizes that no fit reads; give sizes, too")
+            return None
+        sizes, held_out = (
+            self.counts(top["sizes"], "sizes"),
+            self.counts(top["held_out"], "held_out") if "held_out" in top else [],
+        )
+        if shared := {*sizes} & {*held_out}:
+            self.refuse("held_out", f"{min(shared):g} is among sizes, too; leave it out of one")
+        budget = self.mapping(top["budget"], "budget", BUDGETS)
+        if len(budget) != 1:
+            self.refuse("budget", f"give one of {', '.join(BUDGETS)}")
+        if METRICS.get(str(top.get("metric", LabDesign.metric))):
+            self.refuse("metric", "a scaling law is fitted to a loss; leave sizes out, or choose val_loss")
+        ((by, value),) = budget.items()
+        return Ladder(tuple(sorted([*sizes, *held_out])), frozenset(held_out), by, tuple(self.counts(value, f"budget.{by}")))
 
     def keys(self, value: Any, path: str) -> dict[str, Any]:
         """Keys of a run file, but those that the lab sets."""

@@ -19,7 +19,6 @@ from dovetail.experiments.design import LabDesign
 from dovetail.experiments.results import versions
 from dovetail.training.settings import FREE
 
-TUNING_SEED = 1_000_000  # the first seed of runs that choose a learning rate: no verdict reads it
 RUNS = "runs"
 HASH = 12  # characters of the hash in a name
 
@@ -55,7 +54,7 @@ def digests(design: LabDesign) -> dict[str, str]:
 
 def request(design: LabDesign, arm: Arm, seed: int, rate: float | None, tuning: bool, data: Mapping[str, str]) -> RunRequest:
     """Return the run of an arm at a seed; `data` are the digests."""
-    arguments = {"spec": arm.spec.to_data(), **design.data, **arm.train, **design.budget, "seed": seed, "sample": 0, "keep": 1}
+    arguments = {"spec": arm.spec.to_data(), **design.data, **arm.train, **arm.budget, "seed": seed, "sample": 0, "keep": 1}
     if rate is not None:
         arguments["learning_rate"] = rate
     determines = {key: value for key, value in arguments.items() if key not in FREE and key not in design.data}

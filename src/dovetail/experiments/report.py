@@ -6,7 +6,7 @@ import dataclasses as dc
 import json
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from dovetail.experiments.arms import Arm
 from dovetail.experiments.design import LabDesign
 from dovetail.experiments.lab import LabState
 from dovetail.experiments.lab_runs import find_run
-from dovetail.experiments.results import TrainedRun, versions
+from dovetail.experiments.ladder_fit import ArmScaling, arm_scaling
+from dovetail.experiments.results import TrainedRun, sources_digest, versions
 from dovetail.experiments.verdict import ArmVerdict
 from dovetail.training.record import read_initial
 
@@ -56,6 +57,8 @@ class LabReport:
     data: Mapping[str, str]  # digests
     design: Mapping[str, Any]  # plain data
     higher_is_better: bool = False
+    scaling: Mapping[str, ArmScaling] = dc.field(default_factory=dict)  # by the name of an arm in lab.yaml
+    step_seconds: Mapping[str, float] = dc.field(default_factory=dict)  # the median time of a step of training
 
     def frame(self) -> dict[str, list[Any]]:
         """The runs as columns, which `pandas.DataFrame` and `polars.DataFrame` take."""
@@ -75,17 +78,20 @@ class LabReport:
                     **arm.to_dict(),
                     "learning_rate": self.rates.get(name),
                     "seconds": self.seconds.get(name),
+                    "step_seconds": self.step_seconds.get(name),
                     "equal_weights": self.equal_weights.get(name),
                 }
                 for name, arm in self.arms.items()
             ],
             "sweeps": {name: {str(rate): values for rate, values in sweep.items()} for name, sweep in self.sweeps.items()},
             "runs": [row.to_dict() for row in self.runs],
+            "scaling": {group: one.to_dict() for group, one in self.scaling.items()},
             "notes": self.notes,
             "directory": str(self.out),
             "data": dict(self.data),
             "design": dict(self.design),
             "versions": versions(),
+            "sources": sources_digest(),
         }
 
     @property
@@ -97,8 +103,18 @@ class LabReport:
                 notes.append(f"{name}: the best learning rate, {rate:g}, is at an end of the range that was tried; widen it")
         if len({len(values) for sweep in self.sweeps.values() for values in sweep.values()}) == 0 and len(self.arms) > 1:
             notes.append("no learning rate was tuned: the verdicts hold at this one")
-        if self.match is None:
+        if self.match is None and self.verdicts:
             notes.append("the costs of the arms were not matched")
+        for name, one in self.scaling.items():
+            if one.fit is None:
+                notes.append(f"{name}: no scaling law: {one.reason}")
+            elif not one.has_frontier:
+                notes.append(f"{name}: tokens per parameter were one number, so that the law holds at this number only")
+            notes += [
+                f"{at.arm}: its loss is outside the interval that the law of {name} predicts; do not extrapolate it"
+                for at in one.predictions
+                if not at.holds
+            ]
         return notes
 
 
@@ -106,16 +122,16 @@ def lab_report(state: LabState) -> LabReport:
     """Return the report of the runs so far."""
     design = state.design
     rows = [*_rows(state, tuning=True), *_rows(state, tuning=False)]
-    timed = {name: [float(row.run.report.get("seconds", math.nan)) for row in rows if row.arm == name] for name in state.arms}
+    judged = [row for row in rows if not row.tuning]
     verdicts = {name: verdict for name, arm in state.arms.items() if arm.on is not None and (verdict := state.verdict(name))}
     return LabReport(
         verdicts,
         state.arms,
         tuple(rows),
-        {name: state.sweep(name) for name in state.arms},
+        {name: state.sweep(name) for name in state.tuned},
         {name: state.rate(name) for name in state.arms},
         {name: share for name in verdicts if (share := equal_share(state, name)) is not None},
-        {name: statistics.median(values) for name, values in timed.items() if values},
+        _medians(rows, "seconds"),
         design.metric,
         design.smallest,
         design.level,
@@ -124,7 +140,18 @@ def lab_report(state: LabState) -> LabReport:
         state.data,
         plain_design(design),
         design.higher_is_better,
+        {} if design.ladder is None else arm_scaling(design.ladder, state.arms, judged),
+        _medians(rows, "step_seconds"),
     )
+
+
+def _medians(rows: Sequence[RunRow], key: str) -> dict[str, float]:
+    """The median of a number that the runs of each arm report."""
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        if (value := row.run.report.get(key)) is not None:
+            values.setdefault(row.arm, []).append(float(value))
+    return {name: statistics.median(some) for name, some in values.items()}
 
 
 def plain_design(design: LabDesign) -> dict[str, Any]:
@@ -135,7 +162,7 @@ def plain_design(design: LabDesign) -> dict[str, Any]:
 
 def _rows(state: LabState, tuning: bool) -> list[RunRow]:
     rows: list[RunRow] = []
-    for name in state.arms:
+    for name in state.tuned if tuning else state.arms:
         seeds = (state.run(name, seed) for seed in range(state.design.at_most)) if state.is_tuned(name) else ()
         for wanted in state.trials(name) if tuning else seeds:
             if (run := state.result(wanted)) is not None:

@@ -10,9 +10,11 @@ lab that is started again resumes the run.
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import queue
+import statistics
 import sys
 import threading
 from collections.abc import Callable
@@ -36,6 +38,8 @@ def train_one(train: Callable[..., Any], place: Path, arguments: dict[str, Any])
     report = run.to_dict()
     if report.get("interrupted"):
         os._exit(INTERRUPTED)
+    steps = [after.seconds - before.seconds for before, after in itertools.pairwise(run.history)]
+    report["step_seconds"] = statistics.median(steps) if steps else None
     curve = [[float(at.tokens), at.seconds, at.val_loss] for at in run.history if at.val_loss is not None]
     write_atomically(result_file(place), result_text(report, curve))
 
