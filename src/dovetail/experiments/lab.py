@@ -23,6 +23,7 @@ from typing import Any
 from dovetail.core.errors import FileError
 from dovetail.disk.atomic import try_locked
 from dovetail.experiments.arms import Arm, build_arms
+from dovetail.experiments.cluster import ClusterPool
 from dovetail.experiments.design import LabDesign
 from dovetail.experiments.lab_runs import (
     RUNS,
@@ -31,7 +32,7 @@ from dovetail.experiments.lab_runs import (
     find_run,
     request,
 )
-from dovetail.experiments.pool import WorkerPool
+from dovetail.experiments.pool import RunPool, WorkerPool
 from dovetail.experiments.results import TUNING_SEED, TrainedRun, read_result
 from dovetail.experiments.verdict import ArmVerdict, judge
 from dovetail.training.checkpoint import CHECKPOINTS
@@ -205,23 +206,29 @@ def run_lab(
     train: Callable[..., Any],
     workers: int | None = None,
     threads: int = 1,
+    cluster: str | None = None,
     decided: Decided = lambda data, text: None,
     progress: Progress = lambda done, total, text: None,
 ) -> LabState:
     """Train what is missing in a directory until every verdict is in; return its runs.
 
     `train(arguments, out=…, quiet=True)` trains a run, in `workers` other processes with `threads` each; by default on all
-    cores.
+    cores. With `cluster`, the address of a Ray cluster, they are tasks on its nodes.
     """
     state = LabState(design, out)
     (out / LOCK).touch()
     with try_locked(out / LOCK) as free:
         if not free:
             raise FileError(f"{out}: another process runs a lab in this directory")
-        count = workers or max(1, len(os.sched_getaffinity(0)) // threads)
-        with WorkerPool(train, count, threads, out) as pool:
+        with _pool(train, workers, threads, out, cluster) as pool:
             _Conductor(state, pool, decided, progress).run()
     return state
+
+
+def _pool(train: Callable[..., Any], workers: int | None, threads: int, out: Path, cluster: str | None) -> RunPool:
+    if cluster is not None:
+        return ClusterPool(train, workers, threads, cluster)
+    return WorkerPool(train, workers or max(1, len(os.sched_getaffinity(0)) // threads), threads, out)
 
 
 @dc.dataclass
@@ -229,7 +236,7 @@ class _Conductor:
     """Gives runs to processes, and reports what they decide."""
 
     state: LabState
-    pool: WorkerPool
+    pool: RunPool
     tell: Decided
     progress: Progress
     seconds: list[float] = dc.field(default_factory=list)  # of the runs of this process

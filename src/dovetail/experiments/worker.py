@@ -29,7 +29,9 @@ INTERRUPTED = 130  # the exit code after a signal
 
 
 def train_one(train: Callable[..., Any], place: Path, arguments: dict[str, Any]) -> None:
-    """Train a run, or resume it, and write what it measured."""
+    """Train a run, or resume it, and write what it measured; nothing if a process that was lost has written it."""
+    if result_file(place).is_file():
+        return
     try:
         run = train(arguments, out=place, quiet=True)
     except Diverged as error:
@@ -44,6 +46,12 @@ def train_one(train: Callable[..., Any], place: Path, arguments: dict[str, Any])
     write_atomically(result_file(place), result_text(report, curve))
 
 
+def train_function(name: str) -> Callable[..., Any]:
+    """The function that MODULE:FUNCTION names."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
 def main(function: str) -> None:
     """Train what stdin asks for until it ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -56,8 +64,7 @@ def main(function: str) -> None:
         os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()
-    module, _, name = function.partition(":")
-    train = getattr(importlib.import_module(module), name)
+    train = train_function(function)
     while True:
         job, problem = json.loads(asked.get()), None
         try:
