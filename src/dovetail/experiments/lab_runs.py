@@ -16,6 +16,7 @@ from dovetail.data.manifest import MANIFEST_FILE
 from dovetail.disk.shape import data_sha256, file_sha256
 from dovetail.experiments.arms import Arm
 from dovetail.experiments.design import LabDesign
+from dovetail.experiments.outside_metric import ARGUMENT
 from dovetail.experiments.results import versions
 from dovetail.training.settings import FREE
 
@@ -49,7 +50,7 @@ def digests(design: LabDesign) -> dict[str, str]:
             if not path.exists():
                 raise FileError(f"data.{key}: there is no {path}")
             found[str(item)] = file_sha256(path / MANIFEST_FILE if path.is_dir() else path)
-    return found
+    return found if design.outside is None else {**found, **design.outside.digests()}
 
 
 def request(design: LabDesign, arm: Arm, seed: int, rate: float | None, tuning: bool, data: Mapping[str, str]) -> RunRequest:
@@ -58,6 +59,9 @@ def request(design: LabDesign, arm: Arm, seed: int, rate: float | None, tuning: 
     if rate is not None:
         arguments["learning_rate"] = rate
     determines = {key: value for key, value in arguments.items() if key not in FREE and key not in design.data}
+    if design.outside is not None:
+        arguments[ARGUMENT] = dc.asdict(design.outside)
+        determines[ARGUMENT] = {**arguments[ARGUMENT], "tasks": None}  # the directory may be moved, too
     weights = {digest: item.partition("=")[2] for item, digest in data.items()}  # not the path: the data may be moved
     key = data_sha256({"arguments": determines, "data": weights, "versions": versions()})[:HASH]
     return RunRequest(arm.name, seed, rate, tuning, key, arguments)

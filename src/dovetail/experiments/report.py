@@ -12,10 +12,12 @@ from typing import Any
 
 from dovetail.core.part import Part
 from dovetail.experiments.arms import Arm
+from dovetail.experiments.confidence import PairedInterval
 from dovetail.experiments.design import LabDesign
 from dovetail.experiments.lab import LabState
 from dovetail.experiments.lab_runs import find_run
 from dovetail.experiments.ladder_fit import ArmScaling, arm_scaling
+from dovetail.experiments.outside_metric import over_items
 from dovetail.experiments.results import TrainedRun, sources_digest, versions
 from dovetail.experiments.verdict import ArmVerdict
 from dovetail.training.record import read_initial
@@ -58,6 +60,7 @@ class LabReport:
     design: Mapping[str, Any]  # plain data
     higher_is_better: bool = False
     scaling: Mapping[str, ArmScaling] = dc.field(default_factory=dict)  # by the name of an arm in lab.yaml
+    over_items: Mapping[str, PairedInterval] = dc.field(default_factory=dict)  # of a task whose items the runs report
     step_seconds: Mapping[str, float] = dc.field(default_factory=dict)  # the median time of a step of training
 
     def frame(self) -> dict[str, list[Any]]:
@@ -85,6 +88,9 @@ class LabReport:
             ],
             "sweeps": {name: {str(rate): values for rate, values in sweep.items()} for name, sweep in self.sweeps.items()},
             "runs": [row.to_dict() for row in self.runs],
+            "over_items": {
+                name: {"low": at.low, "mean": at.mean, "high": at.high, "items": at.n} for name, at in self.over_items.items()
+            },
             "scaling": {group: one.to_dict() for group, one in self.scaling.items()},
             "notes": self.notes,
             "directory": str(self.out),
@@ -98,9 +104,13 @@ class LabReport:
     def notes(self) -> list[str]:
         """What a reader has to know before believing the verdicts."""
         notes: list[str] = []
+        at_ends: dict[float | None, list[str]] = {}
         for name, sweep in self.sweeps.items():
-            if sweep and (rate := self.rates[name]) in (min(sweep), max(sweep)) and len(sweep) > 1:
-                notes.append(f"{name}: the best learning rate, {rate:g}, is at an end of the range that was tried; widen it")
+            if len(sweep) > 1 and (rate := self.rates[name]) in (min(sweep), max(sweep)):
+                at_ends.setdefault(rate, []).append(name)
+        for rate, names in at_ends.items():
+            which = f"the best learning rate, {rate:g}, is at an end of the range that was tried; widen it"
+            notes.append(f"{', '.join(names)}: {which}")
         if len({len(values) for sweep in self.sweeps.values() for values in sweep.values()}) == 0 and len(self.arms) > 1:
             notes.append("no learning rate was tuned: the verdicts hold at this one")
         if self.match is None and self.verdicts:
@@ -141,8 +151,17 @@ def lab_report(state: LabState) -> LabReport:
         plain_design(design),
         design.higher_is_better,
         {} if design.ladder is None else arm_scaling(design.ladder, state.arms, judged),
+        {name: at for name, verdict in verdicts.items() if (at := _over_items(state, name, verdict, judged)) is not None},
         _medians(rows, "step_seconds"),
     )
+
+
+def _over_items(state: LabState, name: str, verdict: ArmVerdict, judged: Sequence[RunRow]) -> PairedInterval | None:
+    """The interval over the items of a task, at the seeds that the verdict reads."""
+    seeds = range(verdict.interval.n)
+    reports = {(row.arm, row.seed): row.run.report for row in judged}
+    arm, base = ([reports.get((one, seed), {}) for seed in seeds] for one in (name, state.arms[name].on or ""))
+    return over_items(arm, base, verdict.interval.alpha)
 
 
 def _medians(rows: Sequence[RunRow], key: str) -> dict[str, float]:

@@ -46,7 +46,7 @@ class TrainedRun:
         """A metric of the run; NaN where it diverged."""
         if self.diverged:
             return math.nan
-        value = self.report.get(NAMES[name])
+        value = self.report.get(NAMES.get(name, name))
         if value is None:
             raise FileError(f"{self.name}: a run of this model and data does not measure {name}; choose another metric")
         return float(value)

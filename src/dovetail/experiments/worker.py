@@ -23,6 +23,7 @@ from typing import Any
 
 from dovetail.core.errors import Diverged, DovetailError
 from dovetail.disk.atomic import write_atomically
+from dovetail.experiments.outside_metric import ARGUMENT, OutsideMetric, outside_report
 from dovetail.experiments.results import result_file, result_text
 
 INTERRUPTED = 130  # the exit code after a signal
@@ -32,8 +33,9 @@ def train_one(train: Callable[..., Any], place: Path, arguments: dict[str, Any])
     """Train a run, or resume it, and write what it measured; nothing if a process that was lost has written it."""
     if result_file(place).is_file():
         return
+    settings = {key: value for key, value in arguments.items() if key != ARGUMENT}
     try:
-        run = train(arguments, out=place, quiet=True)
+        run = train(settings, out=place, quiet=True)
     except Diverged as error:
         write_atomically(result_file(place), result_text({}, [], str(error)))
         return
@@ -42,6 +44,8 @@ def train_one(train: Callable[..., Any], place: Path, arguments: dict[str, Any])
         os._exit(INTERRUPTED)
     steps = [after.seconds - before.seconds for before, after in itertools.pairwise(run.history)]
     report["step_seconds"] = statistics.median(steps) if steps else None
+    if ARGUMENT in arguments:
+        report |= outside_report(run.model, OutsideMetric(**arguments[ARGUMENT]))
     curve = [[float(at.tokens), at.seconds, at.val_loss] for at in run.history if at.val_loss is not None]
     write_atomically(result_file(place), result_text(report, curve))
 

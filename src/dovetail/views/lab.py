@@ -56,8 +56,17 @@ def lab_view(report: LabReport) -> list[View]:
     changes = [f"{name}: {line}" for name in report.verdicts for line in changes_of(report, name)]
     costs = TextTable(COSTS, list(cost_rows(report)), right=COSTS[1:])
     top: list[View] = [TextTable(COLUMNS, verdicts), "", about, ""] if report.verdicts else []
+    top += [*item_lines(report), ""] if report.over_items else []
     laws = [view for one in report.scaling.values() for view in scaling_view(one)]
     return [*top, costs, "", *laws, *changes, *notes]
+
+
+def item_lines(report: LabReport) -> list[str]:
+    """The interval of each arm over the items of a task."""
+    return [
+        f"{name}: these models differ by {at.mean:+.4f} ({at.low:+.4f} to {at.high:+.4f}) over {at.n} items like these"
+        for name, at in report.over_items.items()
+    ]
 
 
 def changes_of(report: LabReport, name: str) -> list[str]:
@@ -106,6 +115,7 @@ def lab_page(report: LabReport) -> str:
             for row in report.runs
         ],
         versions=versions(),
+        item_lines=item_lines(report),
         machine=examined("")["processor"]["name"],
         sources=sources_digest(),
     )
