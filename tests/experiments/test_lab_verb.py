@@ -95,7 +95,7 @@ def test_kills_in_the_middle_of_real_runs_change_no_number(
 ) -> None:
     monkeypatch.chdir(place)
     (place / "lab.yaml").write_text(dump_yaml(DESIGN), encoding="utf-8")
-    command = [sys.executable, "-m", "dovetail", "lab", "lab.yaml", "-o", "killed", "--workers", "2", "--quiet"]
+    command = [sys.executable, "-m", "dovetail", "lab", "lab.yaml", "-o", "killed", "--workers", "2"]
     kills = kill_repeatedly(command, place / "killed" / "runs", ["worker", "lab", "worker", "lab"])
     assert sum(kills.values()) == 4
     data = json.loads((place / "killed" / "lab.json").read_text(encoding="utf-8"))

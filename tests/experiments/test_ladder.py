@@ -175,3 +175,14 @@ def test_arms_have_laws_and_verdicts_of_their_own() -> None:
     assert ours is not None
     assert theirs is not None
     assert pytest.approx(theirs.law.E + 0.1, abs=0.05) == ours.law.E
+
+
+def test_the_ladder_of_the_docs_has_five_sizes_and_one_learning_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    arms = build_arms(read_design("docs/labs/ladder.yaml"))
+    counts = [arm.costs.parameters for arm in arms.values()]
+    assert counts == sorted(counts)
+    assert len({*counts}) == 5
+    assert len(counts) == 15
+    assert {arm.rate_of for arm in arms.values()} == {next(iter(arms))}
+    assert {arm.costs.parameters for arm in arms.values() if arm.held_out} == {max(counts)}
