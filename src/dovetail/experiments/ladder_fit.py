@@ -1,7 +1,7 @@
 """What a ladder of sizes says: one scaling law per arm, the sizes that it was not fitted to, IsoFLOP curves and the frontier.
 
-A law that was fitted to sizes with one and the same number of tokens per parameter holds on that ray only: A and B are not
-told apart there, so that it has no frontier. Give `budget` a list for one.
+A law that was fitted to sizes with one and the same number of tokens per parameter holds on that ray only: its two terms
+cannot be separated there, so that it has no frontier. Give `budget` a list for one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dovetail.experiments.ladder import Ladder
 from dovetail.experiments.results import TrainedRun
 from dovetail.experiments.scaling import FLOPS_PER_PARAMETER, Estimate, ScalingFit, SizedRun, fit_law
 
-RAY = 1.5  # the ratio of the most tokens per parameter to the fewest, from which the two terms are told apart
+RAY = 1.5  # the ratio of the most tokens per parameter to the fewest, from which the two terms can be separated
 CURVES, POINTS = 4, 24  # IsoFLOP curves of a law, and points of each
 
 
@@ -65,7 +65,7 @@ class ArmScaling:
 
     @property
     def has_frontier(self) -> bool:
-        """Whether the runs tell parameters and tokens apart."""
+        """Whether the runs separate parameters from tokens."""
         if self.fit is None:
             return False
         ratios = [run.tokens / run.parameters for run in self.fit.runs]

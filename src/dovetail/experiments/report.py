@@ -113,7 +113,9 @@ class LabReport:
             notes.append(f"{', '.join(names)}: {which}")
         if len({len(values) for sweep in self.sweeps.values() for values in sweep.values()}) == 0 and len(self.arms) > 1:
             notes.append("no learning rate was tuned: the verdicts hold at this one")
-        if self.match is None and self.verdicts:
+        if self.match is None and any(
+            self.arms[name].costs != self.arms[arm.on].costs for name, arm in self.arms.items() if arm.on
+        ):
             notes.append("the costs of the arms were not matched")
         for name, one in self.scaling.items():
             if one.fit is None:
