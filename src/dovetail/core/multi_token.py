@@ -82,7 +82,7 @@ def _term(term: AheadTerm, depth: MtpModule, head: HeadModule, x: Tensor, later:
     if term == "labels":
         return own.loss(x, targets, ctx)
     counted = targets != IGNORED
-    wide = at_least_fp32(x.dtype)
+    wide, ctx = at_least_fp32(x.dtype), dc.replace(ctx, seed=None)  # an adapter of the head drops nothing, as in `loss`
 
     def distance(x: Tensor, later: Tensor) -> Tensor:
         return F.smooth_l1_loss(x.to(wide), later.to(wide), reduction="none").mean(-1)

@@ -136,7 +136,10 @@ class Eagle(BlockDepth):
         return [*super().weights(scope), Weight(name="proj.bias", out=("embed",), init="zeros", role="bias")]
 
     def loss_terms(self) -> Mapping[AheadTerm, float]:
-        return {"hidden": self.weight, "probs": self.weight * self.probs}
+        terms: dict[AheadTerm, float] = {"hidden": self.weight}
+        if self.probs:
+            terms["probs"] = self.weight * self.probs
+        return terms
 
 
 class EagleModule(MtpModule, of=Eagle):
