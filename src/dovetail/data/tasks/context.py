@@ -96,6 +96,9 @@ class Needle(AtDepth):
     def draw(self, of: BatchDraw) -> tuple[Tensor, Tensor]:
         return look_up(self, of, 1, 1)
 
+    def carried(self, length: int, vocab: int) -> tuple[int, int, int]:
+        return length - 1, 1, (vocab - 1) // 3
+
 
 @register("multi_key")
 class MultiKey(AtDepth):
@@ -209,3 +212,6 @@ class FarCopy(AtDepth):
         tokens.scatter_(1, start + torch.arange(self.span + 1), marked)
         labels[:, -self.span :] = values
         return tokens, labels
+
+    def carried(self, length: int, vocab: int) -> tuple[int, int, int]:
+        return length - self.span, self.span, (vocab - 1) // 3

@@ -36,6 +36,9 @@ class Mqar(SyntheticTask):
     def least_vocab(self) -> int:
         return 2 * max(self.pairs, 2) + 1
 
+    def carried(self, length: int, vocab: int) -> tuple[int, int, int]:
+        return 2 * self.pairs, self.pairs, (vocab - 1) // 2
+
     def draw(self, of: BatchDraw) -> tuple[Tensor, Tensor]:
         half = (of.vocab - 1) // 2
         keys = of.distinct(self.pairs, 1, half + 1)

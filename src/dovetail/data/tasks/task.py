@@ -66,6 +66,11 @@ class SyntheticTask(Part):
         """The smallest vocabulary that holds the task."""
         raise NotImplementedError
 
+    def carried(self, length: int, vocab: int) -> tuple[int, int, int] | None:
+        """What must pass a position of the row to be answered later: the tokens up to it, the number of independent uniform
+        answers, and the choices of each. None where that is not known."""
+        return None
+
     def draw(self, of: BatchDraw) -> tuple[Tensor, Tensor]:
         """Return tokens and labels (rows, length)."""
         raise NotImplementedError
