@@ -26,6 +26,7 @@ VERBS = {
         "load",
         "match",
         "plan",
+        "probe",
         "quantize",
         "record",
         "runs",
@@ -119,6 +120,7 @@ try:
     dovetail.plan(spec, gpus=0)
 except dovetail.DovetailError as refused:
     assert "gpus" in str(refused)
+assert dovetail.probe(model, task="needle", lengths=[8], rows=1).report.lengths == (8,)
 assert dovetail.plan_serving(spec, prompt=8, answer=8).best is not None
 try:
     dovetail.tune("nowhere", "nowhere.jsonl")

@@ -55,6 +55,7 @@ RUNS: dict[str, list[str]] = {
     "laws": ["llama-tiny", "--only", "sharded", *SMALL],
     "tiny": ["model", "-o", "tiny"],
     "look": ["model", "--text", "notes.txt", "--html", "look.html"],
+    "probe": ["model", "--task=needle", "--lengths", "16", "--depths", "0", "1", "--rows=2", "--text", "notes.txt"],
     "map": ["model", "It was", "-o", "map.png"],
     "serve": ["model", "--port=0", "--json"],
 }

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from dovetail.api.mup_check import mup_check as mup_check
     from dovetail.api.plan import plan as plan
     from dovetail.api.plan_serving import plan_serving as plan_serving
+    from dovetail.api.probe import probe as probe
     from dovetail.api.prune_heads import prune_heads as prune_heads
     from dovetail.api.quantize import quantize as quantize
     from dovetail.api.record import record as record

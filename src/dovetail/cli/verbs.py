@@ -54,6 +54,10 @@ VERBS = {
         functions=("report",),
         page="Also write an HTML page.",
     ),
+    "probe": Verb(
+        "measure what a model does with a long context, by length and depth: needles, look-ups, copying",
+        page="Also write an HTML page.",
+    ),
     "map": Verb("draw the attention maps of a layer", json="Print one JSON object, with the attention probs.", out="map.png"),
     "import": Verb("convert a model directory from Hugging Face layout to ours", functions=("import_",)),
     "export": Verb("convert a model directory to Hugging Face layout"),

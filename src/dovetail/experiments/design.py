@@ -6,7 +6,7 @@
       mla:    {on: gqa, swap: {mixer: mla}}             on top of another arm, and compared with it: a staircase
       muon:   {train: {optimizer: muon}}                other keys of the run file
     match: flops                                        params | flops | decode_state; per arm `vary: PATH` names the field
-    data: {text: plays.txt}                             or {data: [DIR, …]}: as of `dovetail train`
+    data: {text: plays.txt}                             or data: [DIR, …], task: {kind: mqar, pairs: 8}: as of `train`
     train: {batch: 8, length: 128}                      keys of the run file of every arm
     budget: {tokens: 300k}                              or {steps: 400}
     tune: {learning_rate: [3e-4, 1e-2], trials: 5}      equally spaced logarithms, on seeds of their own (`seeds: 1` of them)
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import FileError, names_or_nearest
+from dovetail.core.part import plain
 from dovetail.core.units import read_count
 from dovetail.disk.yaml import parse_yaml, read_text
 from dovetail.experiments.ladder import BUDGETS, Ladder
@@ -35,7 +36,13 @@ from dovetail.experiments.outside_metric import OutsideMetric
 
 BASE = "base"
 MATCHES = {"params": "params", "flops": "flops", "decode_state": "kv"}  # name in lab.yaml -> budget of `match`
-METRICS = {"val_loss": False, "train_loss": False, "bits_per_byte": False, "accuracy": True}  # whether higher is better
+METRICS = {
+    "val_loss": False,
+    "train_loss": False,
+    "bits_per_byte": False,
+    "accuracy": True,
+    "exact_match": True,
+}  # whether higher is better
 KEYS = ("base", "arms", "match", "data", "train", "budget", "tune", "seeds", "metric", "smallest", "level", "sizes", "held_out")
 OURS = (
     "spec",
@@ -131,9 +138,9 @@ def _design(data: Any, where: str) -> LabDesign:
     if len(budget) != 1 and ladder is None:
         at.refuse("budget", "give tokens or steps; a run of some minutes is not the same run twice")
     ends = {name: at.count(value, f"budget.{name}") for name, value in budget.items()}
-    files = at.mapping(top["data"], "data", ("text", "data", "labels", "tags", "pairs"), required=())
+    files = at.mapping(top["data"], "data", ("text", "data", "task", "labels", "tags", "pairs"), required=())
     if not files:
-        at.refuse("data", "give text or data")
+        at.refuse("data", "give text, data or task")
     seeds = at.mapping(top.get("seeds", {}), "seeds", ("at_least", "at_most"))
     least = at.whole(seeds.get("at_least", LabDesign.at_least), "seeds.at_least", 2, MOST_SEEDS)
     most = at.whole(seeds.get("at_most", max(least, LabDesign.at_most)), "seeds.at_most", least, MOST_SEEDS)
@@ -144,7 +151,7 @@ def _design(data: Any, where: str) -> LabDesign:
         return LabDesign(
             base=base,
             arms=at.arms(arms),
-            data=files,
+            data={key: plain(value) for key, value in files.items()},
             budget={name: round(value) for name, value in ends.items()},
             train=at.keys(top.get("train", {}), "train"),
             match=match,

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import FileError
+from dovetail.core.part import plain
 from dovetail.data.manifest import MANIFEST_FILE
+from dovetail.data.tasks.task import read_synthetic_task
 from dovetail.disk.shape import data_sha256, file_sha256
 from dovetail.experiments.arms import Arm
 from dovetail.experiments.design import LabDesign
@@ -42,9 +44,13 @@ class RunRequest:
 
 
 def digests(design: LabDesign) -> dict[str, str]:
-    """The SHA-256 of each file of the data; of a corpus that of its manifest, which has those of its shards."""
+    """The SHA-256 of each file of the data; of a corpus that of its manifest, which has those of its shards; of a task that of
+    its fields."""
     found: dict[str, str] = {}
     for key, value in design.data.items():
+        if key == "task":
+            found[str(value)] = data_sha256({key: plain(read_synthetic_task(value, f"data.{key}"))})
+            continue
         for item in value if isinstance(value, list) else [value]:
             path = Path(str(item).partition("=")[0] if key == "data" else str(item))
             if not path.exists():

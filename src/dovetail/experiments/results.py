@@ -29,6 +29,7 @@ NAMES = {  # metric -> its name in what a run reports
     "train_loss": "train_loss",
     "bits_per_byte": "held_out_bits_per_byte",
     "accuracy": "held_out_accuracy",
+    "exact_match": "held_out_exact_match",
 }
 SHAPE = {"report": {str: object}, "curve": [[float]], "diverged?": str}
 
