@@ -40,7 +40,7 @@ class CheckedExercise(Result):
     def view(self, width: int) -> View:
         verdict = f"dovetail learn check {self.exercise.number} ANSWER checks an answer"
         if self.answer is not None:
-            verdict = f"{self.answer:g} is {'right' if self.right else 'not right'}"
+            verdict = f"{self.answer:.10g} is {'right' if self.right else 'not right'}"
         return [f"{self.exercise.chapter} {self.exercise.number}: {self.exercise.question}", verdict]
 
 
