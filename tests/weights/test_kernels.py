@@ -105,6 +105,7 @@ def test_new_codes_are_used_after_they_are_loaded(format):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # two graphs with all choices of kernels
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own freezing
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 @pytest.mark.parametrize("format", [Int8(), Int4(group=32, zero_point=True)], ids=str)
