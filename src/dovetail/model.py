@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from dovetail.core.cross_layer import Passed, Passing, passings
+from dovetail.core.cross_layer import BlockIO, BlockWithValues, block_ios
 from dovetail.core.ctx import Ctx, Losses
 from dovetail.core.errors import InputError, SpecError
 from dovetail.core.field import bounded, options
@@ -184,7 +184,7 @@ class BlockModule(Branching, of=Block):
 
     part: Block
     wire: WireModule
-    passing: Passing | None = None  # what it takes and returns beside the residual stream; the model sets it
+    io: BlockIO | None = None  # what it takes and returns beside the residual stream; the model sets it
 
     def setup(self) -> None:
         self.branches, self.steps = self.part.branches(), self.part.steps()
@@ -193,7 +193,7 @@ class BlockModule(Branching, of=Block):
     def forward(self, x: Tensor, ctx: Ctx, views: Mapping[str, Any], *given: Tensor) -> Any:
         """x, or (x, *values) where later blocks read values of this one; `given` are those that it reads."""
         x = x if ctx.taps is None else ctx.tap(self, "in", x)
-        passed = None if self.passing is None else Passed(self, self.passing, given)
+        passed = None if self.io is None else BlockWithValues(self, self.io, given)
         wire = self.wire
         x = wire(wire.open(x) if self.opens else x, ctx, passed or self, views)
         x = wire.rescaled(x) if self.rescales else x
@@ -420,8 +420,8 @@ class ModelModule(Module, of=Model):
     mtp: Any
 
     def setup(self) -> None:
-        for block, passing in zip(self.layers, passings(self.layers, f"{self.path}.layers".lstrip(".")), strict=True):
-            block.passing = passing
+        for block, io in zip(self.layers, block_ios(self.layers, f"{self.path}.layers".lstrip(".")), strict=True):
+            block.io = io
         self.taps_ahead = [address for address in taps(self.part) if address.startswith("mtp.")] if self.part.mtp else []
         self.embedded_axes = ("embed",) if self.part.embed.table_width() is None else ("table",)
         self.positioned = self.part.position.site == "stream"
@@ -531,7 +531,7 @@ class ModelModule(Module, of=Model):
         layers = self.layers
         for i in which:
             block, views = layers[i], NO_VIEWS if ctx.views is None else ctx.views[i]
-            x = block(x, ctx, views) if block.passing is None else self.across(block, x, ctx, views, carried)
+            x = block(x, ctx, views) if block.io is None else self.across(block, x, ctx, views, carried)
         return x
 
     def end(self, x: Tensor, ctx: Ctx) -> Tensor:
@@ -582,12 +582,12 @@ class ModelModule(Module, of=Model):
 
     def across(self, block: BlockModule, x: Tensor, ctx: Ctx, views: Any, carried: Carried) -> Tensor:
         """A block that reads values of earlier ones, or publishes some, which are added to `carried`."""
-        assert block.passing is not None
-        out = block(x, ctx, views, *(carried[read.source, read.name] for _, read in block.passing.reads))
-        if not block.passing.wanted:
+        assert block.io is not None
+        out = block(x, ctx, views, *(carried[read.source, read.name] for _, read in block.io.reads))
+        if not block.io.wanted:
             return out
         x, *values = out
-        carried |= {(f"{block.path}.{branch}", name): v for (branch, name), v in zip(block.passing.wanted, values, strict=True)}
+        carried |= {(f"{block.path}.{branch}", name): v for (branch, name), v in zip(block.io.wanted, values, strict=True)}
         return x
 
     def encode(self, source: Tensor, ctx: Ctx) -> tuple[Tensor, TokenLayout]:

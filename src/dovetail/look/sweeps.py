@@ -237,7 +237,7 @@ class _Resumed:
     def __init__(self, model: ModelModule, inputs: Tensor, patch: Mapping[str, Replacement] | None, layer: int) -> None:
         self.model, self.inputs, self.patch, self.rows = model, inputs, dict(patch or {}), len(inputs)
         self.layer = min(layer, len(model.layers))
-        self.whole = layer < 0 or any(block.passing is not None for block in model.layers) or model.part.head is None
+        self.whole = layer < 0 or any(block.io is not None for block in model.layers) or model.part.head is None
         self.stream: Tensor | None = None
         if not self.whole:
             ctx = default_ctx(inputs, ranks=model.ranks)

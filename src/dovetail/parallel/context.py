@@ -53,7 +53,7 @@ class RunRanks(ABC):
     """Ranks that are set in the ctx of every run of a model (`run_with`, parallel/shard.py)."""
 
     @abstractmethod
-    def given_to(self, ctx: Ctx) -> Ctx:
+    def added_to(self, ctx: Ctx) -> Ctx:
         """Return the ctx with these ranks."""
 
     def run(self) -> AbstractContextManager[None]:
@@ -88,7 +88,7 @@ class TokenRanks(RunRanks):
             dist.broadcast(x, group=group, group_src=0)
         return x
 
-    def given_to(self, ctx: Ctx) -> Ctx:
+    def added_to(self, ctx: Ctx) -> Ctx:
         """Return the ctx with these ranks, beside those that split its sequence.
 
         A layout without numbers of its documents gets those of the whole batch, of as many rows on every rank: with numbers
@@ -157,7 +157,7 @@ class SequenceRanks(RunRanks):
     def __init__(self, spec: Part, group: dist.ProcessGroup, ring: bool = False) -> None:
         self.views, self.group = split_views(spec, group, ring), group
 
-    def given_to(self, ctx: Ctx) -> Ctx:
+    def added_to(self, ctx: Ctx) -> Ctx:
         """Return the ctx with the views of a split sequence, and these ranks beside those with other rows."""
         before = ctx.ranks.batch
         rows = before.data if isinstance(before, TokenRanks) else None

@@ -98,7 +98,7 @@ class TensorRanks(RunRanks):
         """Return the largest x of all ranks, not differentiable."""
         return largest(x, self.group)
 
-    def given_to(self, ctx: Ctx) -> Ctx:
+    def added_to(self, ctx: Ctx) -> Ctx:
         """Return the ctx with these ranks."""
         return dc.replace(ctx, ranks=Ranks(self, ctx.ranks.batch))
 
@@ -269,7 +269,7 @@ def _run_with(cls: type[nn.Module], attribute: str) -> Any:
 
 
 def _with_ranks(argument: Any, ranks: RunRanks) -> Any:
-    return ranks.given_to(argument) if isinstance(argument, Ctx) else argument
+    return ranks.added_to(argument) if isinstance(argument, Ctx) else argument
 
 
 # -- FSDP -----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.cross_layer import UNREAD, Values
+from dovetail.core.cross_layer import DISCARDED, Values
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import CrossMixer, Earlier, EarlierModule, Mask, Norm, Position
@@ -76,6 +76,12 @@ class Attention(SoftmaxMixer):
         "gate": Mistake("output gate missing"),
         "sink": Mistake("sink missing"),
         "prefix": Mistake("prefix missing"),
+    }
+
+    ACTS_ON = {
+        **dict.fromkeys(SCORING, ("q", "k", "q_norm", "k_norm")),
+        "k_is_v": ("k", "v", "o"),
+        **dict.fromkeys(("gate", "v_norm"), ("v", "o")),
     }
 
     heads: int = bounded(8, above=0, widens=True)
@@ -182,13 +188,6 @@ class Attention(SoftmaxMixer):
         """The names of the tensors that a packed one replaces."""
         return tuple(f"{name}.{leaf}" for name in "qkv") if self.packed else ()
 
-    def acts_on(self, field: str) -> tuple[str, ...] | None:
-        if field in SCORING:
-            return ("q", "k", "q_norm", "k_norm")
-        if field == "k_is_v":
-            return ("k", "v", "o")
-        return ("v", "o") if field in ("gate", "v_norm") else None
-
     def state(self, scope: Scope) -> list[State]:
         owner = None if self.earlier is None or self.projects() else scope.in_layer(self.earlier.layer)
         return self.cached(scope, State(name="kv", axes=("kv_heads", "head"), copies=2, same_as=owner))
@@ -281,7 +280,7 @@ class AttentionModule(SoftmaxModule, of=Attention):
         self.reads, self.projects = self.part.position.rotates_on_read(), self.part.projects()
         self.leaves = self.part.projected()
 
-    def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE, values: Values = UNREAD) -> Tensor:
+    def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE, values: Values = DISCARDED) -> Tensor:
         q, k, v = self.project(x) if self.projects else (self.split(self.q(x)), values["k"], values["v"])
         layout, position, after = ctx.layout, self.position, self.part.qk_norm_after
         v = self.v_norm(v, ctx) if self.part.v_norm is not None else v
@@ -297,7 +296,7 @@ class AttentionModule(SoftmaxModule, of=Attention):
         if ctx.taps is not None:
             k, v = (ctx.tap(self, "k", k), ctx.tap(self, "v", v)) if self.projects else (k, v)
             q = ctx.tap(self, "q", q)
-        if values is not UNREAD:
+        if values is not DISCARDED:
             values.publish(k=k, v=v)
         return self.read(x, q, view.append(layout, k, v), ctx)
 
@@ -388,7 +387,7 @@ class CrossAttention(CrossMixer, Attention):
 class CrossAttentionModule(AttentionModule, CrossModule, of=CrossAttention):
     """x (…, n, embed), encoder output (…, m, encoder) -> like x."""
 
-    def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE, values: Values = UNREAD) -> Tensor:
+    def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE, values: Values = DISCARDED) -> Tensor:
         q = ctx.tap(self, "q", self.normed(self.split(self.q(x)), "q_norm", ctx))
         return self.read(x, q, self.kv(x, ctx, view), ctx)
 

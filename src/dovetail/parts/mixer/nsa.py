@@ -61,6 +61,7 @@ class NSA(SoftmaxMixer):
         "z": "pos head channel",
         "out": "pos channel",
     }
+    ACTS_ON = {"position": ("q", "k", "k_place", "k_in", "k_out")}
 
     heads: int = bounded(8, above=0, widens=True)
     kv_heads: int | None = bounded(2, above=0, widens=True)  # None: as many as heads
@@ -111,9 +112,6 @@ class NSA(SoftmaxMixer):
                 Weight(name=f"{name}_out", out=("head",), inp=("head",), role="conv", tp="replicate"),
             ]
         return [*declared, self.head_number()]
-
-    def acts_on(self, field: str) -> tuple[str, ...] | None:
-        return ("q", "k", "k_place", "k_in", "k_out") if field == "position" else None
 
     def state(self, scope: Scope) -> list[State]:
         if not scope.decodes:

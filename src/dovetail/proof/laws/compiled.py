@@ -52,7 +52,7 @@ def compiled(case: Case) -> None:
     if case.spec.order() != "causal":
         return
     _follows_tokens(case)
-    for layout, prefill in case.taking_turns(GENERATIONS, len(GENERATIONS)):
+    for layout, prefill in case.alternating(GENERATIONS, len(GENERATIONS)):
         _generation(case, layout, prefill)
 
 
@@ -74,7 +74,7 @@ def _block(case: Case) -> None:
     assert isinstance(block, BlockModule)
     ctx, x = _block_input(case)
     sources = {"inputs": case.inputs, "embedded": x}
-    given = [] if block.passing is None else [sources[read.name] for _, read in block.passing.reads]
+    given = [] if block.io is None else [sources[read.name] for _, read in block.io.reads]
     want = tree_leaves(block(x, ctx, {}, *given))  # the residual stream, and values that later blocks read
     graphs: list[list[str]] = []
     for cut in (False, True):

@@ -75,7 +75,7 @@ def _here(frames: Iterable[traceback.FrameSummary]) -> str:
 )
 def device(case: Case) -> None:
     """Run everything on the meta device; in the suite, one in eight programs of each spec."""
-    for name, run in case.taking_turns(list(OnMeta(case).programs()), TURNS):
+    for name, run in case.alternating(list(OnMeta(case).programs()), TURNS):
         with DeviceWatch() as watch:
             try:
                 run()

@@ -96,7 +96,7 @@ def with_sums(case: Case) -> ModelModule:
 def replaced(case: Case) -> None:
     """Compare leaves that never store the sum with stored sums, with exact matrices and without; in the suite, one of both."""
     want = paths(case.of(with_sums(case)))
-    for how, exact in case.taking_turns(list(EXACT.items()), len(EXACT)):
+    for how, exact in case.alternating(list(EXACT.items()), len(EXACT)):
         got = paths(case.of(with_leaves(case, exact)))
         for name, output in got.items():
             case.same(output, want[name], f"{name}: leaves {how} and stored sums")

@@ -123,7 +123,7 @@ def chunked(case: Case) -> None:
     ways: list[tuple[str, Layout, bool]] = [
         (name, layout, flat) for name in chunkings for flat in (False, True) for layout in LAYOUTS
     ]
-    for name, layout, flat in case.taking_turns(ways, 4):  # 4 and 3 layouts have no common factor: each spec meets them all
+    for name, layout, flat in case.alternating(ways, 4):  # 4 and 3 layouts have no common factor: each spec meets them all
         rows = [0, 1, 2] if name != "ragged" else [3, 1, 4]
         decoder = CaseDecoder(case, layout, rows=3 if name == "in even chunks" else 5)
         decoder.admit(rows)
@@ -174,7 +174,7 @@ def rollback(case: Case) -> None:
     decodes(case)
     want, tokens = whole(case), case.inputs
     wrong = case.inputs.flip(1)
-    for layout in case.taking_turns(LAYOUTS, 2):
+    for layout in case.alternating(LAYOUTS, 2):
         for least, extra in ((10, 2), (10, 9), (4, 13)):  # within the slack of a ring, beyond it, across its edge
             length = max(least, case.spec.ahead() or 0)
             decoder = CaseDecoder(case, layout)
