@@ -74,6 +74,8 @@ assert dovetail.show(spec).parameters > 0
 assert "class Model" in dovetail.emit(spec).text
 assert dovetail.can_serve(spec, "native") == []
 assert dovetail.list_parts("norm")[0].group == "norm"
+assert dovetail.check_exercise("2.2", 8.0).right
+assert "masks" in [exercise.chapter for exercise in dovetail.list_exercises()]
 assert "induction" in [recipe.name for recipe in dovetail.list_recipes()]
 assert dovetail.copy_recipe("induction", out=f"{tempfile.mkdtemp()}/recipe.py").out.is_file()
 assert dovetail.graft(model, other).model.part == other
