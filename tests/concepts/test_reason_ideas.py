@@ -40,8 +40,8 @@ def test_what_a_token_gives_differs_from_what_it_is_found_by_only_if_w_v_is_not_
     other[2] += 5 * unseen
     torch.testing.assert_close(other @ w_k, x @ w_k)
     q = torch.randn(3, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    read = [dt.attention(q, tokens @ w_k, tokens @ (w_k if tied else w_v)) for tokens in (x, other)]
-    assert torch.allclose(*read, atol=1e-12) == tied
+    one, two = (dt.attention(q, tokens @ w_k, tokens @ (w_k if tied else w_v)) for tokens in (x, other))
+    assert torch.allclose(one, two, atol=1e-12) == tied
 
 
 def test_a_concatenated_position_is_an_added_one_with_a_matrix_of_its_own() -> None:
