@@ -1,4 +1,4 @@
-"""Every idea of tests/concepts.yaml has a chapter, a command, a law and tests that exist, and a row of docs/concepts.md."""
+"""Every idea of tests/concepts.yaml is whole: its chapter, command, law and tests exist, and docs/concepts.md has it."""
 
 from __future__ import annotations
 
