@@ -87,7 +87,7 @@ def test_full_attention_finds_the_needle_and_a_window_does_within_its_reach() ->
 
 @pytest.mark.parametrize("beyond", [0, 1])
 def test_no_weights_see_a_needle_beyond_the_reach_of_their_windows(beyond: int) -> None:
-    """The reach is L(w − 1) + 1 tokens with the last one itself: a value at its edge changes the logits, one farther does not."""
+    """The reach is L(w − 1) + 1 tokens with the last one itself: at its edge a value changes the logits, beyond it none."""
     spec = from_yaml(RELAY).set("layers.*.mixer.mask", ["causal", {"kind": "window", "size": WINDOW}])
     model, length = perturbed(spec), REACH + 8
     ids = torch.randint(1 + 2 * VALUES, spec.vocab, (1, length), generator=torch.Generator().manual_seed(0))
@@ -222,8 +222,8 @@ FULL = (
 
 @pytest.mark.slow
 def test_trained_models_recall_what_their_state_holds_and_find_what_their_windows_reach() -> None:
-    """Sixteen pairs of four bits each: a KV cache holds them, one float32 does not. A needle up to 31 tokens back: full attention
-    sees it, a window of 8 in one layer only the last 7."""
+    """Sixteen pairs of four bits each: a KV cache holds them, one float32 does not. A needle up to 31 tokens back: full
+    attention sees it, a window of 8 in one layer only the last 7."""
     options: dict[str, Any] = {"batch": 32, "learning_rate": 6e-3, "quiet": True}
     recall, accuracies = {"kind": "mqar", "pairs": 16}, list[float]()
     for spec in (HYBRID, RNN):
