@@ -14,6 +14,7 @@ from lab_kills import kill_repeatedly
 import dovetail as dt
 from dovetail.api.lab import LabResult
 from dovetail.disk.yaml import dump_yaml
+from dovetail.experiments.scaling import read_sized_runs
 
 pytestmark = pytest.mark.slow
 DESIGN = {
@@ -58,6 +59,11 @@ def test_runs_are_pairs_of_ordinary_runs(result: LabResult, place: Path) -> None
     compared = dt.runs(*(place / "out" / "runs" / row.run.name for row in both)).comparisons[0]
     assert compared.order_differs == ()
     assert compared.different_weights == ()
+
+
+def test_a_scaling_law_reads_no_run_that_chose_a_learning_rate(result: LabResult, place: Path) -> None:
+    judged = [row.value for row in result.report.runs if not row.tuning]
+    assert sorted(run.loss for run in read_sized_runs(place / "out")) == pytest.approx(sorted(judged))
 
 
 def test_the_report_is_data_text_and_a_page(result: LabResult, place: Path) -> None:
