@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dovetail.construction import build
-from dovetail.core.ctx import Ctx
+from dovetail.core.ctx import Ctx, Losses
 from dovetail.proof.laws.oracle import REAL, Comparison, alone, numbers, oracle, part, row
 
 ZEROS = [[0.0, 0.0], [0.0, 0.0]]
@@ -80,6 +80,6 @@ def _loss(labels: Tensor | None = None, **fields: Any) -> float:
             if not name.endswith(".scale"):
                 weight.copy_(numbers(given[name]) if name in given else torch.zeros(()))
     losses: dict[str, Tensor] = {}
-    model.hidden(TOKENS, Ctx(layout=row(4), labels=labels, losses=losses))
+    model.hidden(TOKENS, Ctx(layout=row(4), labels=labels, losses=Losses(losses)))
     assert list(losses) == ["mtp.0.loss"], list(losses)
     return losses["mtp.0.loss"].item()

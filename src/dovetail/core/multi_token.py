@@ -64,13 +64,13 @@ def look_ahead(
         if embedded is not None:
             known["embedded"] = embedded[..., k:, :]
         before = depth(*(known[name] for name in depth.part.inputs), ahead, {})
-        if ctx.listen is not None and depth.part.own_head() is not None:
+        if ctx.taps is not None and depth.part.own_head() is not None:
             depth.head(before, ahead)  # the loss has the logits in chunks, and taps none
         if ctx.losses is not None:
             targets = labels[..., k:].masked_fill(~ahead.layout.real, IGNORED)
-            later, silent = hidden[..., k:, :].detach(), dc.replace(ahead, listen=None)
+            later, silent = hidden[..., k:, :].detach(), dc.replace(ahead, taps=None)
             means = [
-                factor * ctx.batch_mean(_term(term, depth, head, before, later, targets, silent))
+                factor * ctx.ranks.batch_mean(_term(term, depth, head, before, later, targets, silent))
                 for term, factor in depth.part.loss_terms().items()
             ]
             ctx.add_loss(depth, "loss", torch.stack(means).sum() / len(depths))
@@ -82,7 +82,7 @@ def _term(term: AheadTerm, depth: MtpModule, head: HeadModule, x: Tensor, later:
     if term == "labels":
         return own.loss(x, targets, ctx)
     counted = targets != IGNORED
-    wide, ctx = at_least_fp32(x.dtype), dc.replace(ctx, seed=None)  # an adapter of the head drops nothing, as in `loss`
+    wide, ctx = at_least_fp32(x.dtype), dc.replace(ctx, draws=None)  # an adapter of the head drops nothing, as in `loss`
 
     def distance(x: Tensor, later: Tensor) -> Tensor:
         return F.smooth_l1_loss(x.to(wide), later.to(wide), reduction="none").mean(-1)

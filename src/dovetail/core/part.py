@@ -95,7 +95,7 @@ class Part:
     # whether this is a tensor-parallel region: it takes a whole input and returns a partial sum on each rank
     tp_region: ClassVar[bool] = False
     # axes of an ancestor (`vocab`) along which tensor parallelism shards weights of this part. The part is then no region: it
-    # calls ctx.enter, ctx.leave and ctx.join itself, around what it computes with those weights
+    # calls `ctx.ranks` itself, around what it computes with those weights
     tp_axes: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:

@@ -150,7 +150,9 @@ class EagleModule(MtpModule, of=Eagle):
     block: BlockModule
 
     def forward(self, before: Tensor, embedded: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
-        both = torch.cat([embedded, ctx.noise(before, self.part.noise, self, "noise")], -1)
+        if ctx.draws is not None:
+            before = ctx.draws.noise(ctx, before, self.part.noise, self, "noise")
+        both = torch.cat([embedded, before], -1)
         return ctx.tap(self, "hidden", self.block(ctx.tap(self, "projected", self.proj(both)), ctx, views))
 
 

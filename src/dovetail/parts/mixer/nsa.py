@@ -213,7 +213,7 @@ class NSAModule(SoftmaxModule, of=NSA):
         if here == self.shared:
             return logs.logsumexp(-3)
         everywhere = logs.new_zeros(*logs.shape[:-4], self.part.heads, *logs.shape[-2:])
-        logs = ctx.all_reduce(everywhere.index_add(-3, self.head_number, logs.flatten(-4, -3)), ("heads",))
+        logs = ctx.ranks.all_reduce(everywhere.index_add(-3, self.head_number, logs.flatten(-4, -3)), ("heads",))
         return logs.unflatten(-3, (-1, self.shared)).logsumexp(-3).index_select(-3, self.head_number[::here] // self.shared)
 
     def pick(self, worth: Tensor, layout: TokenLayout, blocks: TokenLayout) -> Tensor:

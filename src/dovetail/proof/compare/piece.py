@@ -257,7 +257,7 @@ class EmbeddingPiece(OuterPiece):
         def stop(address: str, x: Tensor) -> None:
             raise Embedded(x)
 
-        ctx = Ctx(layout=self.search.layout(), types=self.search.prompt.types, listen=Listener({"embedded": stop}))
+        ctx = Ctx(layout=self.search.layout(), types=self.search.prompt.types, taps=Listener({"embedded": stop}))
         try:
             model(self.search.prompt.inputs, ctx)
         except Embedded as stopped:

@@ -141,8 +141,8 @@ class Case(LawCase):
             Ctx(
                 layout=source_layout or TokenLayout.whole(source.shape[0], source.shape[1], self.device),
                 patches=self.source_patches,
-                seed=more.get("seed"),
-                listen=more.get("listen"),
+                draws=more.get("draws"),
+                taps=more.get("taps"),
                 losses=more.get("losses"),
             ),
         )

@@ -38,7 +38,7 @@ def small_tiles(tile: int = 8, piece: int = 16, chunk: int = 4) -> Iterator[None
 def scalar(case: Case, layout: TokenLayout, ahead: bool = True) -> Tensor:
     """A scalar that depends on the output of every real token, and on the losses that parts add; without those of multi-token
     prediction where not `ahead`."""
-    losses = Losses({})
+    losses = Losses()
     ctx = case.ctx(layout=layout, losses=losses)
     out = case.stream(case.inputs, ctx)
     weight = torch.randn(out.shape, generator=generator(case.seed, "probe"), dtype=DTYPE)
@@ -190,7 +190,7 @@ def loss_of(case: Case) -> Tensor:
     """The head's loss on random labels, plus the losses that parts add."""
     head = case.spec.head
     assert head is not None
-    ctx = case.ctx(losses={})
+    ctx = case.ctx(losses=Losses())
     x, ctx = case.model.hidden(case.inputs, ctx)
     shape = x.shape[:1] if head.pools() else x.shape[:2]
     labels = head.labels(case.scope, tuple(shape), generator(case.seed, "labels"))

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dovetail.construction import generator
+from dovetail.core.ctx import Losses
 from dovetail.core.linear import Linear, Offer, Rows
 from dovetail.core.module import holder
 from dovetail.model import ModelModule
@@ -107,7 +108,7 @@ def paths(case: Case) -> dict[str, Tensor]:
     head = case.spec.head
     if head is not None:
         labels = head.labels(case.scope, tuple(outputs["fast"].shape[:-1]), generator(case.seed, "labels"))
-        outputs["loss"] = case.model.loss(case.inputs, labels, case.ctx(losses={}))
+        outputs["loss"] = case.model.loss(case.inputs, labels, case.ctx(losses=Losses()))
     return outputs
 
 

@@ -28,7 +28,7 @@ def causal(case: Case) -> None:
         stream.append(x.detach().requires_grad_())
         return stream[0]
 
-    ctx = case.ctx(listen=Listener({"embedded": listen}))
+    ctx = case.ctx(taps=Listener({"embedded": listen}))
     out = case.stream(case.inputs, ctx)
     for t in (0, 7, N - 2):
         (grad,) = torch.autograd.grad(out[:, t].sin().sum(), stream, retain_graph=True)
@@ -100,7 +100,7 @@ class CaseDecoder:
             tokens = torch.zeros(len(rows), max(new), dtype=torch.long)
             for i, piece in enumerate(pieces):
                 tokens[i, : len(piece)] = piece
-        out = self.case.stream(tokens, Ctx(layout=step.layout, views=step.views, patches=self.case.patches, listen=self.listen))
+        out = self.case.stream(tokens, Ctx(layout=step.layout, views=step.views, patches=self.case.patches, taps=self.listen))
         return list(out.split(new)) if flat else rows_of(out, new)
 
 
