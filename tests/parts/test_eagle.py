@@ -50,10 +50,10 @@ def plain() -> Model:
     return eagle().set("mtp", [])
 
 
-def loss_of(model: dt.Transformer | Any, **more: Any) -> torch.Tensor:
-    losses = Losses()
-    model.hidden(TOKENS, Ctx(layout=TokenLayout.whole(3, 11), losses=losses, **more))
-    return losses.by_path["mtp.0.loss"]
+def loss_of(model: Any, draws: Draws | None = None) -> torch.Tensor:
+    losses: dict[str, torch.Tensor] = {}
+    model.hidden(TOKENS, Ctx(layout=TokenLayout.whole(3, 11), losses=Losses(losses), draws=draws))
+    return losses["mtp.0.loss"]
 
 
 def test_the_logits_of_the_model_do_not_change() -> None:
@@ -109,8 +109,8 @@ def test_chunks_of_tokens_have_the_loss_of_all(monkeypatch: pytest.MonkeyPatch) 
 def test_noise_is_added_in_training_only() -> None:
     quiet, noisy = (build(eagle(more=f"noise: {noise}, ")) for noise in (0.0, 0.5))
     assert torch.equal(loss_of(quiet), loss_of(noisy))
-    assert not torch.equal(loss_of(quiet, draws=Draws(1)), loss_of(noisy, draws=Draws(1)))
-    assert torch.equal(loss_of(noisy, draws=Draws(1)), loss_of(noisy, draws=Draws(1)))
+    assert not torch.equal(loss_of(quiet, Draws(1)), loss_of(noisy, Draws(1)))
+    assert torch.equal(loss_of(noisy, Draws(1)), loss_of(noisy, Draws(1)))
 
 
 def test_only_the_block_takes_gradients_on_a_frozen_model() -> None:

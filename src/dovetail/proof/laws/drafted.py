@@ -8,8 +8,6 @@ A depth that recurs (EAGLE) reads its own hidden states behind those of the mode
     ĥₘ₋₁₊ⱼ = depth(h₀ … hₘ₋₂ ĥₘ₋₁ … ĥₘ₋₂₊ⱼ, E(t₁ … tₘ₋₁₊ⱼ)), its last position      each from a pass of its own, uncached
 
 and its hidden states from a cache, position by position, are these; so they are again after these positions were rolled back.
-The drafter of the server guesses the tokens that have the largest logits in such passes, at every depth, for rows of several
-lengths, twice, and again behind a token more.
 
 Further: packed documents have the hidden states of each document alone, and the added loss of a depth is 1/K times the sum of
 its declared terms, means over tokens with a label, which are written out here again, with the labels shifted by index.
@@ -31,9 +29,6 @@ from dovetail.core.layout import TokenLayout
 from dovetail.proof.laws.case import BATCH, DTYPE, Case, N, NotApplicable, law
 from dovetail.proof.laws.loss import IGNORED, cross_entropy
 from dovetail.proof.laws.sequence import LAYOUTS
-from dovetail.serving.draft_ahead import own_drafter
-from dovetail.serving.request import Request
-from dovetail.serving.schedule import Continuation
 from dovetail.state.pool import Layout, Pool, Step
 
 CHUNKINGS = {"in chunks": [(5,) * 3, (1,) * 3, (8,) * 3], "ragged": [(7, 3, 12), (1, 9, 1), (1, 0, 2), (4, 1, 1)]}
@@ -60,7 +55,6 @@ def drafted(case: Case) -> None:
     if any(depth.recurs for depth in case.spec.mtp):
         for kind in LAYOUTS:
             _recursion(case, hidden, kind)
-    _drafter(case, hidden)
     _packed(case)
     for documents in (((N,),) * BATCH, DOCUMENTS):
         _losses(case, documents)
@@ -147,43 +141,6 @@ def _recursion(case: Case, hidden: Tensor, kind: Layout) -> None:
                 _, last = _run(case, pool.step(range(BATCH), [1] * BATCH), last, last, tokens, 1, False)
         for row, known in enumerate(KNOWN):
             case.true(pool.rollback(row, known - 1) == known - 1, f"{kind}: row {row} does not return to its mark")
-
-
-def _drafter(case: Case, hidden: Tensor) -> None:
-    """Compare the drafts of the server's drafter with tokens of the largest logits in full forward passes."""
-    drafter = own_drafter(case.model, rows=BATCH, longest=N + 1, drafts=RECURRED + 1)
-    rows = [case.inputs[row, :known].tolist() for row, known in enumerate(KNOWN)]
-    ones = [
-        Continuation(Request(id=str(row), prompt=tuple(tokens[:2]), max_tokens=N), 0, (row, 0), tokens, 2, row=row)
-        for row, tokens in enumerate(rows)
-    ]
-    for row, one in enumerate(ones):
-        drafter.observe(one, 0, hidden[row, : len(one.tokens) - 1])
-    for again in ("", ", a token later"):
-        want = [_greedy(case, one.tokens, RECURRED + 1 - row) for row, one in enumerate(ones)]
-        got = drafter.draft(ones, [len(drafts) for drafts in want])
-        case.true(got == want, f"the drafter guesses {got}{again}; full forward passes give {want}")
-        for one, drafts in zip(ones, want, strict=True):
-            one.tokens.append((drafts[0] + 1) % case.spec.vocab)  # the draft was wrong: its hidden states are
-            states = case.model.hidden(torch.tensor([one.tokens]), _one_row(case, len(one.tokens)))[0][0]
-            drafter.observe(one, len(one.tokens) - 2, states[-2:])
-
-
-def _greedy(case: Case, tokens: Sequence[int], count: int) -> list[int]:
-    """Up to `count` tokens, each with the largest logit of a depth behind the tokens and those before it."""
-    known = len(tokens)
-    recurs, drafts = any(depth.recurs for depth in case.spec.mtp), list[int]()
-    hidden = before = case.model.hidden(torch.tensor([tokens[:-1]]), _one_row(case, known - 1))[0]
-    for k in range(1, (count if recurs else min(count, len(case.spec.mtp))) + 1):
-        ids = torch.tensor([*tokens, *drafts])
-        if recurs:
-            last, depth = by_hand(case, known, ids)[-1:], 1
-        else:
-            ctx, ahead = _one_row(case, known - 1), ids[None, k : k + known - 1]
-            before, depth = case.model.hidden_ahead(hidden, ahead, ctx, k, before), k
-            last = before[0, -1:]
-        drafts.append(int(case.model.logits_ahead(last[None], _one_row(case, 1), depth).argmax()))
-    return drafts
 
 
 def _packed(case: Case) -> None:
