@@ -62,6 +62,8 @@ def digests(design: LabDesign) -> dict[str, str]:
 def request(design: LabDesign, arm: Arm, seed: int, rate: float | None, tuning: bool, data: Mapping[str, str]) -> RunRequest:
     """Return the run of an arm at a seed; `data` are the digests."""
     arguments = {"spec": arm.spec.to_data(), **design.data, **arm.train, **design.budget, "seed": seed, "sample": 0, "keep": 1}
+    if design.probe is not None:
+        arguments["probe"] = design.probe  # of worker.py
     if rate is not None:
         arguments["learning_rate"] = rate
     determines = {key: value for key, value in arguments.items() if key not in FREE and key not in design.data}

@@ -21,6 +21,7 @@ from typing import Any
 
 from dovetail.core.errors import Diverged, DovetailError
 from dovetail.disk.atomic import write_atomically
+from dovetail.experiments.long_context import measure_context, read_context
 from dovetail.experiments.results import result_file, result_text
 
 INTERRUPTED = 130  # the exit code after a signal
@@ -28,6 +29,7 @@ INTERRUPTED = 130  # the exit code after a signal
 
 def train_one(train: Callable[..., Any], place: Path, arguments: dict[str, Any]) -> None:
     """Train a run, or resume it, and write what it measured."""
+    probe = arguments.pop("probe", None)  # of the trained model
     try:
         run = train(arguments, out=place, quiet=True)
     except Diverged as error:
@@ -36,6 +38,9 @@ def train_one(train: Callable[..., Any], place: Path, arguments: dict[str, Any])
     report = run.to_dict()
     if report.get("interrupted"):
         os._exit(INTERRUPTED)
+    if probe is not None:
+        context = measure_context(run.model, read_context(probe))
+        report |= {"probe_accuracy": context.accuracy(), "probe_used_length": context.used(), "probe": context.to_dict()}
     curve = [[float(at.tokens), at.seconds, at.val_loss] for at in run.history if at.val_loss is not None]
     write_atomically(result_file(place), result_text(report, curve))
 
