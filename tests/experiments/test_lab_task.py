@@ -9,7 +9,7 @@ import pytest
 from lab_designs import lab
 
 import dovetail as dt
-from dovetail.core.errors import FileError, SpecError
+from dovetail.core.errors import DovetailError, FileError, SpecError
 from dovetail.experiments.arms import build_arms
 from dovetail.experiments.design import read_design
 from dovetail.experiments.lab_runs import digests, request
@@ -43,3 +43,35 @@ def test_the_metric_of_a_lab_is_the_accuracy(tmp_path: Path) -> None:
         report = json.loads((tmp_path / "lab" / "runs" / f"{row.run.name}.json").read_text(encoding="utf-8"))["report"]
         assert row.value == report["held_out_accuracy"]
     assert len(rows) == 2
+
+
+PROBE = {"tasks": [{"kind": "multi_key", "pairs": 2}], "lengths": [12, 24], "depths": [0.0, 1.0], "rows": 4}
+
+
+def test_a_probe_is_read_with_the_design_and_determines_the_run() -> None:
+    design = read_design({**DESIGN, "metric": "used_length", "probe": PROBE})
+    assert design.higher_is_better
+    assert design.probe is not None
+    assert design.probe["lengths"] == [12, 24]
+    assert key(probe=PROBE) != key() != key(probe={**PROBE, "rows": 5})
+    for keys, message in (
+        ({"metric": "used_length"}, "metric: used_length is of a probe; also give `probe`"),
+        ({"probe": {"tasks": ["neddle"]}}, "no part is called 'neddle'"),
+        ({"probe": {"length": [3]}}, r"probe.length: is not a key; keys: tasks, lengths"),
+        ({"probe": {"lengths": 64}}, "probe.lengths: 64 is not"),
+        ({"probe": 3}, "probe: '3' is not a mapping"),
+    ):
+        with pytest.raises(DovetailError, match=message):
+            read_design({**DESIGN, **keys})
+
+
+@pytest.mark.slow
+def test_the_metric_of_a_lab_is_that_of_probing_the_trained_model(tmp_path: Path) -> None:
+    train = {"batch": 4, "length": 16, "evals": 1}
+    design = {**DESIGN, "train": train, "seeds": {"at_least": 2, "at_most": 2}, "arms": {"gqa": DESIGN["arms"]["gqa"]}}
+    result = dt.lab({**design, "metric": "probe_accuracy", "probe": PROBE}, out=tmp_path / "lab", workers=1)
+    for row in result.report.runs:
+        model = dt.load(tmp_path / "lab" / "runs" / row.run.name)
+        again = dt.probe(model, task=PROBE["tasks"], lengths=[12, 24], depths=[0.0, 1.0], rows=4).report
+        assert row.value == again.accuracy()
+        assert row.run.report["probe_used_length"] == again.used()

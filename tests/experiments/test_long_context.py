@@ -87,7 +87,7 @@ def test_full_attention_finds_the_needle_and_a_window_does_within_its_reach() ->
 
 @pytest.mark.parametrize("beyond", [0, 1])
 def test_no_weights_see_a_needle_beyond_the_reach_of_their_windows(beyond: int) -> None:
-    """The reach is L(w − 1) + 1 tokens with the last one itself: at its edge a value changes the logits, beyond it none."""
+    """The reach is L(w − 1) + 1 tokens with the last itself: a value at its edge changes the logits, one farther does not."""
     spec = from_yaml(RELAY).set("layers.*.mixer.mask", ["causal", {"kind": "window", "size": WINDOW}])
     model, length = perturbed(spec), REACH + 8
     ids = torch.randint(1 + 2 * VALUES, spec.vocab, (1, length), generator=torch.Generator().manual_seed(0))
@@ -122,13 +122,13 @@ def test_a_small_state_is_bounded_and_a_kv_cache_is_not() -> None:
     assert state_bound(rnn, task, 64, 33, 4) == accuracy_bound(32 / 16, 16) < 0.75  # one float32 for 16 answers of 4 bits
     assert state_bound(attention, task, 64, 33, 4) == 1.0
     assert state_bound(rnn, read_synthetic_task("needle"), 64, 33, 4) == 1.0
-    assert "≤0.6" in str(dt.probe(dt.build(rnn), task=task, lengths=[48], rows=2))
+    assert "≤0.71" in str(dt.probe(dt.build(rnn), task=task, lengths=[48], rows=2))
 
 
 @pytest.mark.parametrize("mixer", ["attention", "mamba2", "gated_deltanet", "rnn"])
 @torch.no_grad()
 def test_chunks_and_single_tokens_answer_as_one_pass_without_a_cache(mixer: str) -> None:
-    fields: dict[str, Any] = {"mamba2": {"head": 8, "state_size": 8}, "rnn": {}}.get(mixer, {"heads": 2})
+    fields: dict[str, Any] = {"mamba2": {"head": 8, "state_size": 8}}.get(mixer, {"heads": 2})
     spec = from_yaml("{width: 28, vocab: 62, layers: [{repeat: 2, ffn: {hidden: 44}}]}").swap(
         "mixer", {"kind": mixer, **fields}
     )

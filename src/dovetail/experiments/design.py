@@ -12,6 +12,8 @@
     tune: {learning_rate: [3e-4, 1e-2], trials: 5}      equally spaced logarithms, on seeds of their own (`seeds: 1` of them)
     seeds: {at_least: 10, at_most: 30}
     metric: val_loss                                    or a task of lm-eval: {lm_eval: my_task, tasks: DIR} (outside_metric.py)
+                                                        probe_accuracy and used_length are of `probe`
+    probe: {tasks: [needle], lengths: [64, 128]}        fields of ContextDesign (long_context.py): what every run is probed by
     smallest: 0.02                                      a difference below it does not matter
     sizes: [60k, 120k, 250k]                            every arm at every size, and a scaling law of each (ladder.py)
     level: 0.95                                         of all intervals together
@@ -32,18 +34,31 @@ from dovetail.core.part import plain
 from dovetail.core.units import read_count
 from dovetail.disk.yaml import parse_yaml, read_text
 from dovetail.experiments.ladder import BUDGETS, Ladder
+from dovetail.experiments.long_context import read_context
 from dovetail.experiments.outside_metric import OutsideMetric
 
 BASE = "base"
 MATCHES = {"params": "params", "flops": "flops", "decode_state": "kv"}  # name in lab.yaml -> budget of `match`
-METRICS = {
-    "val_loss": False,
-    "train_loss": False,
-    "bits_per_byte": False,
-    "accuracy": True,
-    "exact_match": True,
-}  # whether higher is better
-KEYS = ("base", "arms", "match", "data", "train", "budget", "tune", "seeds", "metric", "smallest", "level", "sizes", "held_out")
+PROBED = ("probe_accuracy", "used_length")  # of the probe of long context after a run
+LOWER = ("val_loss", "train_loss", "bits_per_byte")
+HIGHER = ("accuracy", "exact_match", *PROBED)
+METRICS = {**dict[str, bool].fromkeys(LOWER, False), **dict[str, bool].fromkeys(HIGHER, True)}  # whether higher is better
+KEYS = (
+    "base",
+    "arms",
+    "match",
+    "data",
+    "train",
+    "budget",
+    "tune",
+    "seeds",
+    "metric",
+    "probe",
+    "smallest",
+    "level",
+    "sizes",
+    "held_out",
+)
 OURS = (
     "spec",
     "set",
@@ -109,6 +124,7 @@ class LabDesign:
     level: float = 0.95
     ladder: Ladder | None = None  # in place of the budget
     outside: OutsideMetric | None = None  # whose label is the metric
+    probe: Mapping[str, Any] | None = None  # the fields of a ContextDesign
     source: Mapping[str, Any] = dc.field(default_factory=dict, compare=False)  # as it was given
 
     @property
@@ -117,6 +133,10 @@ class LabDesign:
         return METRICS[self.metric] if self.outside is None else self.outside.higher_is_better
 
     def __post_init__(self) -> None:
+        if self.metric in PROBED and self.probe is None:
+            raise FileError(
+                f"metric: {self.metric} is of a probe; also give `probe`, such as {{tasks: [needle], lengths: [64]}}"
+            )
         if self.outside is None and self.metric not in METRICS:
             raise FileError(f"metric: {self.metric!r} is not measured; {names_or_nearest(self.metric, METRICS, 'metrics')}")
 
@@ -163,6 +183,7 @@ def _design(data: Any, where: str) -> LabDesign:
             smallest=at.number(top.get("smallest", 0.0), "smallest", 0.0, math.inf),
             ladder=ladder,
             source=top,
+            probe=at.probe(top.get("probe")),
             level=at.number(top.get("level", LabDesign.level), "level", 0.5, 0.9999),
         )
     except FileError as error:
@@ -258,6 +279,14 @@ class _DesignReader:
             if key in OURS:
                 self.refuse(f"{path}.{key}", "is set by the lab (by base, arms, budget, seeds or --out)")
         return keys
+
+    def probe(self, value: Any) -> dict[str, Any] | None:
+        """The probe of long context of every run."""
+        if value is None:
+            return None
+        fields = {key: plain(field) for key, field in self.mapping(value, "probe", None).items()}
+        fields["tasks"] = [plain(task) for task in read_context(fields).tasks]
+        return fields
 
     def tuning(self, value: Any) -> Tuning:
         """The learning rates to try."""

@@ -20,7 +20,7 @@ import dataclasses as dc
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from torch import Tensor
 from dovetail.account import Account, format_value, longest_length
 from dovetail.core.errors import UsageError
 from dovetail.core.loss import IGNORED
+from dovetail.core.value import type_problem
 from dovetail.data.tasks.context import AtDepth
 from dovetail.data.tasks.task import SyntheticTask, read_synthetic_task
 from dovetail.decoding.generation import PIECE
@@ -42,6 +43,7 @@ LENGTHS = (64, 128, 256, 512, 1024)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 HALVINGS = 60  # of the interval in which an accuracy is searched
 Watch = Callable[[int, int, str], None]  # cells that are complete, in all, the task
+PROBE = "probe"  # the argument of a run with what its model is probed by
 
 
 @dc.dataclass(frozen=True)
@@ -252,9 +254,12 @@ def accuracy_bound(bits: float, choices: int) -> float:
 def read_context(data: Mapping[str, Any]) -> ContextDesign:
     """The design in a mapping, as in lab.yaml."""
     known = [field.name for field in dc.fields(ContextDesign)]
-    for name in data:
+    hints = get_type_hints(ContextDesign)
+    for name, value in data.items():
         if name not in known:
             raise UsageError(f"probe.{name}: is not a key; keys: {', '.join(known)}")
+        if name != "tasks" and (problem := type_problem(value, hints[name])) is not None:
+            raise UsageError(f"probe.{name}: {problem}")
     tasks = data.get("tasks", ())
     fields = {name: value for name, value in data.items() if name != "tasks"}
     return ContextDesign.read([tasks] if isinstance(tasks, str) else tasks, **fields)

@@ -30,6 +30,8 @@ NAMES = {  # metric -> its name in what a run reports
     "bits_per_byte": "held_out_bits_per_byte",
     "accuracy": "held_out_accuracy",
     "exact_match": "held_out_exact_match",
+    "probe_accuracy": "probe_accuracy",
+    "used_length": "probe_used_length",
 }
 SHAPE = {"report": {str: object}, "curve": [[float]], "diverged?": str}
 

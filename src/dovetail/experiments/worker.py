@@ -23,6 +23,7 @@ from typing import Any
 
 from dovetail.core.errors import Diverged, DovetailError
 from dovetail.disk.atomic import write_atomically
+from dovetail.experiments.long_context import PROBE, measure_context, read_context
 from dovetail.experiments.outside_metric import ARGUMENT, OutsideMetric, outside_report
 from dovetail.experiments.results import result_file, result_text
 
@@ -33,7 +34,7 @@ def train_one(train: Callable[..., Any], place: Path, arguments: dict[str, Any])
     """Train a run, or resume it, and write what it measured; nothing if a process that was lost has written it."""
     if result_file(place).is_file():
         return
-    settings = {key: value for key, value in arguments.items() if key != ARGUMENT}
+    settings = {key: value for key, value in arguments.items() if key not in (ARGUMENT, PROBE)}
     try:
         run = train(settings, out=place, quiet=True)
     except Diverged as error:
@@ -46,6 +47,9 @@ def train_one(train: Callable[..., Any], place: Path, arguments: dict[str, Any])
     report["step_seconds"] = statistics.median(steps) if steps else None
     if ARGUMENT in arguments:
         report |= outside_report(run.model, OutsideMetric(**arguments[ARGUMENT]))
+    if (probe := arguments.get(PROBE)) is not None:
+        context = measure_context(run.model, read_context(probe))
+        report |= {"probe_accuracy": context.accuracy(), "probe_used_length": context.used(), "probe": context.to_dict()}
     curve = [[float(at.tokens), at.seconds, at.val_loss] for at in run.history if at.val_loss is not None]
     write_atomically(result_file(place), result_text(report, curve))
 
