@@ -29,7 +29,7 @@ from dovetail.hf.files import read_vocabulary
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.loop import train as train_loop
 from dovetail.training.metrics import StepMetrics, faster_precision, logs_of, speed_of
-from dovetail.training.objective import Objective, Setup, TuningData
+from dovetail.training.objective import SEQUENCES, Objective, Setup, TuningData
 from dovetail.training.optim import train_only
 from dovetail.training.plan import (
     Plan,
@@ -80,7 +80,7 @@ class Job:
         if options.sample.sample_every:
             check_samples(task.kind, ranks)
         resumed = None if options.force else options.place
-        precision: Precision = ranks.first_does(lambda: chosen_precision(options.compute.precision, resumed))
+        precision: Precision = ranks.on_first_rank(lambda: chosen_precision(options.compute.precision, resumed))
         plan = dc.replace(plan, precision=precision, quiet=options.quiet or not ranks.first)
         say = say if ranks.first else silent
         source, recorded = _read_data(task, options, ranks, say)
@@ -94,7 +94,7 @@ class Job:
             files = {} if task.start is None else task.start.files()
             files |= {SPEC_FILE: to_yaml(task.spec), **generation_files(source.tokenizer, objective), **source.files}
             keys = run_data(_keys(task, options, plan, source), recorded)
-            if ranks.first_does(lambda: open_run(place, keys, files, options.force)):
+            if ranks.on_first_rank(lambda: open_run(place, keys, files, options.force)):
                 say(f"{place}: resuming")
             run = stack.enter_context(Run(place, plan, ranks, options.checkpoint_minutes, options.keep, logs))
             if ranks.count == 1:  # no rank holds more than its shard
@@ -129,7 +129,7 @@ class Job:
                     self.run.write_model(task.spec)
                 else:
                     self.run.write_adapter(task.adapter, Base(str(task.start.place), self.base))
-                ranks.first_does(lambda: plot_losses(history, place / PLOT_FILE, task.title, self.say))
+                ranks.on_first_rank(lambda: plot_losses(history, place / PLOT_FILE, task.title, self.say))
         self.model.vocabulary = self._vocabulary()
         result = TrainingRun(task.name, self.model, source.tokenizer, tuple(history), stopped, place, prompt=sample.prompt)
         if not task.kind.generates or source.tokenizer is None:
@@ -156,7 +156,7 @@ class Job:
         return Samples(tokenizer, sample.prompt, sample.sample, sampling, sample.sample_every, path, self.say)
 
     def _speed(self) -> Any:
-        if self.task.kind.reads != "text" or self.task.spec.encoder is not None:
+        if self.task.kind.reads not in SEQUENCES or self.task.spec.encoder is not None:
             return None  # not every token of a batch is multiplied by the same weights
         dtype = DTYPES[self.plan.precision] or torch.float32
         return speed_of(self.task.spec, self.options.length, dtype, self.model.device, self.ranks.count)
@@ -179,9 +179,12 @@ def _read_data(
     recorded = {"data": source.recorded()}
     if start is not None:
         start.check_tokenizer(source.tokenizer, source.name, task.kind.special(options.length))
-        recorded["from"] = ranks.first_does(start.recorded)
+        recorded["from"] = ranks.on_first_rank(start.recorded)
     check_recorded(options.recorded or {}, recorded)
-    counts = f"{source.tokens + source.held_out_tokens:,} {source.unit}, {source.held_out_tokens:,} held out"
+    held_out = f"{source.held_out_tokens:,}"
+    counts = f"{source.tokens + source.held_out_tokens:,} {source.unit}, {held_out} held out"
+    if not source.tokens:
+        counts = f"every batch is new, {held_out} {source.unit} are held out"
     say(f"{task.name}: {parameters(spec):,} parameters, {task.kind.task}; {counts}")
     return source, recorded
 
