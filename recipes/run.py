@@ -24,7 +24,7 @@ from figures import sources  # noqa: E402
 from measure import Goal, Row, arguments, report  # noqa: E402
 
 Value = tuple[float, float | None, float | None]  # as in figures.json of a recipe: value, lowest and highest that hold
-WIDE = 1480  # pixels of a picture for the page
+WIDE, LARGEST = 1480, 60_000  # pixels and bytes of a picture for the page
 MEDIAN, LONGEST, MOVED = 4.0, 12.0, 2.0  # minutes per seed, of all recipes and of any; of the range over seeds
 
 
@@ -54,14 +54,16 @@ def margin(value: Value) -> float:
 
 
 def write_small(picture: Path, to: Path) -> None:
-    """Write a picture for the page: as wide as its column on a screen of two pixels per point, of 48 colors."""
+    """Write a picture for the page: as wide as its column on a screen of two pixels per point, below LARGEST bytes."""
     from PIL import Image  # matplotlib needs it as well
 
-    with Image.open(picture) as image:
-        size = min(image.width, WIDE), round(image.height * min(1, WIDE / image.width))
-        small = image.convert("RGB").resize(size, Image.Resampling.LANCZOS).quantize(48, dither=Image.Dither.NONE)
     to.parent.mkdir(parents=True, exist_ok=True)
-    small.save(to, optimize=True)
+    with Image.open(picture) as image:
+        for width, colors in ((min(image.width, WIDE), 96), (WIDE * 2 // 3, 32), (WIDE // 2, 12)):
+            small = image.convert("RGB").resize((width, round(image.height * width / image.width)), Image.Resampling.LANCZOS)
+            small.quantize(colors, kmeans=2, dither=Image.Dither.NONE).save(to, optimize=True)
+            if to.stat().st_size < LARGEST:
+                return
 
 
 def rows(name: str, seeds: int, quick: bool, pictures: Path | None) -> tuple[list[Row], float]:
