@@ -149,7 +149,7 @@ def test_the_output_of_a_block_has_the_shape_of_its_input(wire: str) -> None:
     shapes: list[torch.Size] = []
     ctx = Ctx(
         layout=TokenLayout.whole(3, 7),
-        listen=Listener({"layers.*": lambda _, x: shapes.append(x.shape) if x.shape[-1] == 24 else None}),
+        taps=Listener({"layers.*": lambda _, x: shapes.append(x.shape) if x.shape[-1] == 24 else None}),
     )
     model(torch.zeros(3, 7, dtype=torch.long), ctx)
     assert len(shapes) >= 6
