@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from prose import python_text
-from tasks import TASKS
 from torch import Tensor
 
 from dovetail.construction import build
@@ -26,11 +25,13 @@ from dovetail.core.errors import Diverged
 from dovetail.core.loss import LossSum
 from dovetail.core.part import KINDS
 from dovetail.data.corpus import Batch, Corpus
+from dovetail.data.tasks.task import read_synthetic_task
 from dovetail.files.spec import from_yaml
 from dovetail.model import Model, ModelModule
 from dovetail.text.learn import learn
-from dovetail.training.loop import train
-from dovetail.training.objective import NextToken, next_token
+from dovetail.training.answers import Answers
+from dovetail.training.loop import measure, train
+from dovetail.training.objective import NextToken, Objective, next_token
 from dovetail.training.plan import Plan
 
 Tick = Callable[[], None]
@@ -63,42 +64,44 @@ def corpus(characters: int, length: int) -> Corpus:
     return Corpus.cut(learn(text, VOCAB).encode(text), length, fraction=0.1)
 
 
-def learned(spec: Model, batches: Callable[[int], Batch], seed: int, steps: int, rate: float, **plan: Any) -> ModelModule:
+def learned(
+    spec: Model,
+    batches: Callable[[int], Batch],
+    seed: int,
+    steps: int,
+    rate: float,
+    objective: Objective = next_token,
+    **plan: Any,
+) -> ModelModule:
     """A model trained from scratch."""
     model = build(spec, seed=seed)
     train(
-        model, batches, next_token, Plan(steps=steps, learning_rate=rate, seed=seed, quiet=True, **{"warmup_steps": 40, **plan})
+        model, batches, objective, Plan(steps=steps, learning_rate=rate, seed=seed, quiet=True, **{"warmup_steps": 40, **plan})
     )
     return model
 
 
 # -- recall ----------------------------------------------------------------------------------------------------------------
 
+TASKS = {"selective copying": read_synthetic_task("selective_copy"), "induction": read_synthetic_task("induction")}
 MIXERS = {"attention": "{kind: attention, heads: 4}", "mamba": "mamba", "s4": "s4"}
 
 
 def recall(size: Size, tick: Tick) -> dict[str, Any]:
     """The accuracy of each mixer on each task, for every seed; length 32, vocabulary 16."""
     shares: dict[str, dict[str, list[float]]] = {task: {mixer: [] for mixer in MIXERS} for task in TASKS}
-    for task, draw in TASKS.items():
+    for name, task in TASKS.items():
         for mixer, text in MIXERS.items():
             spec = from_yaml(
                 f"{{width: 32, vocab: 16, init: fan_in, layers: [{{repeat: 2, mixer: {text}, ffn: {{hidden: 64}}}}]}}"
             )
             for seed in range(size.seeds):
-                batches = lambda step, seed=seed, draw=draw: draw(seed * 1_000_003 + step, 64)  # noqa: E731
-                model = learned(spec, batches, seed, size.recall_steps, 6e-3, weight_decay=0.01)
-                shares[task][mixer].append(right(model, draw(2**40 + seed, size.tried)))
+                batches = lambda step, seed=seed, task=task: task.batch(seed * 1_000_003 + step, 64, 32, 16)  # noqa: E731
+                model = learned(spec, batches, seed, size.recall_steps, 6e-3, Answers(), weight_decay=0.01)
+                held_out = task.batch(2**40 + seed, size.tried, 32, 16)
+                shares[name][mixer].append(measure(model, [held_out], Answers())["accuracy"])
                 tick()
     return {"steps": size.recall_steps, "shares": shares}
-
-
-@torch.no_grad()
-def right(model: ModelModule, batch: Batch) -> float:
-    """The accuracy of the most probable token."""
-    asked = batch.labels >= 0
-    answers = model(batch.tokens, Ctx(layout=batch.layout)).argmax(-1)
-    return (answers[asked] == batch.labels[asked]).double().mean().item()
 
 
 # -- lengths ---------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from book_extras import add_link, write_extras
 from reference import write_reference
+from sphinx.application import Sphinx
 
 from dovetail import __version__
 from dovetail.views.page import TEMPLATES
@@ -33,6 +35,7 @@ copybutton_only_copy_prompt_lines = True
 html_math_renderer = "mathml"
 html_theme = "furo"
 html_title = "Dovetail"
+html_extra_path = ["reference/site"]
 html_static_path = ["_static", str(TEMPLATES / "page.css")]
 html_css_files = ["page.css", "site.css"]
 
@@ -56,3 +59,9 @@ LIGHT, DARK = re.findall(r"\.dovetail\{(\s*--.*?)\}", (TEMPLATES / "page.css").r
 html_theme_options = {"light_css_variables": colors(LIGHT), "dark_css_variables": colors(DARK)}
 
 write_reference(Path(__file__).parent / "reference")
+write_extras(Path(__file__).parent / "reference")
+
+
+def setup(app: Sphinx) -> None:
+    """Name its notebook on the page of each chapter."""
+    app.connect("source-read", add_link)

@@ -21,6 +21,7 @@ CHAPTERS = re.findall(
 )
 EXERCISES: dict[str, list[dict[str, Any]]] = yaml.safe_load((BOOK / "exercises.yaml").read_text(encoding="utf-8"))
 SECTIONS = ["The equation", "In code", "The picture", "Choose it", "Break it", "Exercises", "Papers"]
+EXTRAS = runpy.run_path(str(BOOK.parent / "book_extras.py"))
 DRAW = runpy.run_path(str(BOOK / "draw.py"))
 LINES = 20  # of the first snippet
 WORDS = 900  # two pages of print
@@ -87,3 +88,32 @@ def test_the_exercises_are_those_of_the_page_and_their_answers_right(chapter: st
     for one in EXERCISES[chapter]:
         torch.manual_seed(0)
         assert float(eval(one["proof"], {"dt": dt, "torch": torch})) == pytest.approx(one["answer"], abs=one["within"])
+
+
+def test_the_map_has_every_chapter_and_joins_those_that_name_each_other() -> None:
+    picture, links = EXTRAS["map_svg"](), EXTRAS["links"]()
+    assert re.findall(r'<a href="(\w+)\.html"', picture) == CHAPTERS
+    assert picture.count('class="link"') == len(links) > 10
+    order = {name: i for i, name in enumerate(CHAPTERS)}
+    assert all(order[earlier] < order[later] for earlier, later in links)
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_a_notebook_is_its_chapter(chapter: str) -> None:
+    page, cells = text(chapter), EXTRAS["notebook"](text(chapter))["cells"]
+    code = [cell["source"] for cell in cells if cell["cell_type"] == "code"]
+    assert code == [
+        ("%%bash\n" if kind == "bash" else "") + body.rstrip("\n")
+        for kind, body in re.findall(r"^```(python|bash)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    ]
+    words = "\n".join(cell["source"] for cell in cells if cell["cell_type"] == "markdown").split()
+    assert words == re.sub(r"^```(python|bash)\n.*?^```$", "", page, flags=re.DOTALL | re.MULTILINE).split()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_a_notebook_runs(chapter: str, tmp_path: Path) -> None:
+    nbformat, nbclient = (pytest.importorskip(name, reason="needs the extra notebooks") for name in ("nbformat", "nbclient"))
+    notebook = nbformat.from_dict(EXTRAS["notebook"](text(chapter)))
+    nbformat.validate(notebook)
+    nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()

@@ -26,6 +26,7 @@ VERBS = {
         "load",
         "match",
         "plan",
+        "probe",
         "quantize",
         "record",
         "runs",
@@ -73,6 +74,8 @@ assert dovetail.show(spec).parameters > 0
 assert "class Model" in dovetail.emit(spec).text
 assert dovetail.can_serve(spec, "native") == []
 assert dovetail.list_parts("norm")[0].group == "norm"
+assert dovetail.check_exercise("2.2", 8.0).right
+assert "masks" in [exercise.chapter for exercise in dovetail.list_exercises()]
 assert "induction" in [recipe.name for recipe in dovetail.list_recipes()]
 assert dovetail.copy_recipe("induction", out=f"{tempfile.mkdtemp()}/recipe.py").out.is_file()
 assert dovetail.graft(model, other).model.part == other
@@ -119,6 +122,7 @@ try:
     dovetail.plan(spec, gpus=0)
 except dovetail.DovetailError as refused:
     assert "gpus" in str(refused)
+assert dovetail.probe(model, task="needle", lengths=[8], rows=1).report.lengths == (8,)
 assert dovetail.plan_serving(spec, prompt=8, answer=8).best is not None
 try:
     dovetail.tune("nowhere", "nowhere.jsonl")

@@ -17,6 +17,8 @@ RUNS: dict[str, list[str]] = {
     "port": ["--json"],
     "recipes": [],
     "recipes copy": ["induction", "--json"],
+    "learn": ["--json"],
+    "learn check": ["scaled_dot_products.2", "8"],
     "show": ["llama-tiny", "--html", "show.html"],
     "diff": ["llama-tiny", "llama-tiny", "--swap", "position=alibi"],
     "match": ["llama-tiny", "llama-tiny", "--swap", "position=alibi", "--params"],
@@ -55,6 +57,7 @@ RUNS: dict[str, list[str]] = {
     "laws": ["llama-tiny", "--only", "sharded", *SMALL],
     "tiny": ["model", "-o", "tiny"],
     "look": ["model", "--text", "notes.txt", "--html", "look.html"],
+    "probe": ["model", "--task=needle", "--lengths", "16", "--depths", "0", "1", "--rows=2", "--text", "notes.txt"],
     "map": ["model", "It was", "-o", "map.png"],
     "serve": ["model", "--port=0", "--json"],
 }

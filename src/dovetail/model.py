@@ -298,6 +298,8 @@ class Model(Part):
         ahead = "multi-token prediction needs a causal model of token ids with logits over the vocabulary per token"
         predicts = self.mtp and self.head is not None and self.head.predicts_tokens(scope)
         undrafted = bool(self.mtp) and not (self.order() == "causal" and self.embed.token_ids and predicts)
+        crowded = len(self.mtp) > 1 and any(depth.recurs for depth in self.mtp)
+        alone = "a depth that reads its own hidden states drafts any number of tokens, and is the only one"
         shared = [
             Problem(f"layers.{i}.shares", f"layer {j} has no weights of its own", f"give the layer that it shares: {owner}")
             for i, block in enumerate(self.layers)
@@ -313,6 +315,7 @@ class Model(Part):
             *broken(
                 (self.encoder is not None and unread, "encoder", "no layer reads it", cross),
                 (undrafted, "mtp", ahead, "use causal mixers, embed: tokens and an lm head, or mtp: []"),
+                (crowded, "mtp", alone, "use one, as in mtp: [eagle]"),
             ),
         ]
 

@@ -40,8 +40,8 @@ def test_what_a_token_gives_differs_from_what_it_is_found_by_only_if_w_v_is_not_
     other[2] += 5 * unseen
     torch.testing.assert_close(other @ w_k, x @ w_k)
     q = torch.randn(3, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    read = [dt.attention(q, tokens @ w_k, tokens @ (w_k if tied else w_v)) for tokens in (x, other)]
-    assert torch.allclose(*read, atol=1e-12) == tied
+    one, two = (dt.attention(q, tokens @ w_k, tokens @ (w_k if tied else w_v)) for tokens in (x, other))
+    assert torch.allclose(one, two, atol=1e-12) == tied
 
 
 def test_a_concatenated_position_is_an_added_one_with_a_matrix_of_its_own() -> None:
@@ -73,7 +73,7 @@ def test_products_can_be_bracketed_with_16_entries_or_4() -> None:
 def test_averaged_vectors_lose_order_and_a_fixed_window_loses_distance() -> None:
     """The mean of word vectors is that of the words in any order; a model of the last two tokens sees no third."""
     head = "head: {kind: pooled_embedding, pooling: mean}"
-    for layer, lost in (("{mixer: null, ffn: null}", True), ("{mixer: {heads: 2, mask: full}}", False)):
+    for layer, lost in (("{mixer: null, ffn: {hidden: 12}}", True), ("{mixer: {heads: 2, mask: full}}", False)):
         model = dt.build(f"{{width: 8, vocab: 19, layers: [{layer}], {head}}}", dtype="float64")
         assert torch.allclose(model(TOKENS), model(TOKENS.flip(1)), atol=1e-12) == lost
     other = TOKENS.clone()

@@ -35,7 +35,7 @@ def draw(figure, data):
     each.set(xscale="log", xlim=(10, 40_000), xlabel="kB per token", title="KV cache per token")
     for row, name, color, style in zip(data.values(), data, colors, styles, strict=True):
         total.plot(LENGTHS, row["GB"], style, color=color, label=name, markersize=4)
-    total.set(xscale="log", yscale="log", xlabel="tokens", ylabel="GB", title="KV cache per sequence")
+    total.set(xscale="log", yscale="log", xlabel="tokens", ylabel="GB", ylim=(0.02, 20_000), title="KV cache per sequence")
     total.set_xticks(LENGTHS[::2], [f"{length // 1024}k" for length in LENGTHS[::2]])
     total.minorticks_off()
     total.legend(frameon=False, fontsize=8)

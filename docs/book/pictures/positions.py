@@ -46,4 +46,4 @@ def draw(figure, data):
         ratio.plot(row, style, color=color, label=name)
     ratio.set(ylim=(0, 1.08), xlabel="pair of channels, fast to slow", ylabel="new ÷ old frequency", title="stretched 8 times")
     score.legend(frameon=False)
-    ratio.legend(frameon=False, loc="center left", bbox_to_anchor=(0, 0.42), fontsize=8)
+    ratio.legend(frameon=False, loc="upper right", fontsize=8)

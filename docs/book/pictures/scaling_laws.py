@@ -30,7 +30,7 @@ def draw(figure, data):
         curves.plot(SIZES, row["loss"], style, color=color, label=f"10$^{{{flops[-2:]}}}$ FLOPs")
         curves.plot(*row["best"], "o", color="#1f2430", markersize=5)
     curves.set(xscale="log", ylim=(2.1, 3.6), xlabel="parameters", ylabel="loss, nats per token", title="equal compute")
-    curves.legend(frameon=False, loc="upper right", fontsize=8)
+    curves.legend(frameon=False, loc="upper center", fontsize=8)
     runs.plot(*zip(*data["runs"], strict=True), "x", color="#2f5fb3", markersize=4)
     ends = (2.1, 4.0)
     runs.plot(ends, ends, ":", color="#1f2430")

@@ -1,4 +1,5 @@
-"""train: train a model on text, labeled rows, tagged words or pairs, in a directory that a run can be resumed from.
+"""train: train a model on text, a synthetic task, labeled rows, tagged words or pairs, in a directory that a run can be
+resumed from.
 
 It reads the task and the options, opens data, model and directory, and runs: api/train_task.py, api/train_job.py.
 """
@@ -31,6 +32,7 @@ from dovetail.training.plan import (
 )
 
 if TYPE_CHECKING:
+    from dovetail.data.tasks.task import SyntheticTask
     from dovetail.weights.adapters.kind import AdapterKind
 
 
@@ -41,6 +43,7 @@ def train(
     text: Annotated[str | Path | None, InFile("A UTF-8 text file to train on, best of some megabytes.")] = None,
     *,
     data: Annotated[str | Sequence[str], of.DATA] = (),
+    task: Annotated[SyntheticTask | str | Mapping[str, Any] | None, of.TASK] = None,
     labels: Annotated[str | Path | None, of.LABELS] = None,
     tags: Annotated[str | Path | None, of.TAGS] = None,
     pairs: Annotated[str | Path | None, of.PAIRS] = None,
@@ -77,7 +80,7 @@ def train(
     quiet: bool = False,
     note: Callable[[str], None] | None = None,
 ) -> TrainingRun:
-    """Train a model on a text file, token shards, labeled rows, tagged words or pairs; return it with its metrics.
+    """Train a model on text, token shards, a synthetic task, labeled rows, tagged words or pairs; return it with its metrics.
 
     Weights are random, or with `from_` those of a model directory or of a run, together with its spec (if none is given) and
     tokenizer. `spec` may be a run file: YAML with these parameters as keys, which arguments of the call override.
@@ -89,7 +92,8 @@ def train(
     `only` are patterns of the weights to train, by their paths: `layers.*.mixer.prefix_*`; all others stay as they are.
 
     A tokenizer of the spec's vocabulary size is trained on the text; the last 5 % of the tokens are held out. `data` are
-    directories of `build_data`, `DIR` or `DIR=WEIGHT`; their tokenizer and held-out documents are used. `labels` is a file of
+    directories of `build_data`, `DIR` or `DIR=WEIGHT`; their tokenizer and held-out documents are used. `task` is a synthetic
+    task: `mqar`, or a mapping such as `{"kind": "mqar", "pairs": 8}`; every batch is new. `labels` is a file of
     labeled texts (JSON Lines) or images (.npz), `tags` one of words with a tag each, `pairs` one of pairs of texts, `chats` one
     of tuning rows (see `tune`); a tenth of their rows is held out. For tags a head that the initial weights do not have is
     initialized anew. `objective` names one of `dovetail.training.task.OBJECTIVES`, or of `TUNING` for chats, which has settings
@@ -110,8 +114,8 @@ def train(
 
     say = note or silent
     shards = [data] if isinstance(data, str) else list(data)
-    files = {"text": text, "data": shards, "labels": labels, "tags": tags, "pairs": pairs, "chats": chats}
+    files = {"text": text, "data": shards, "task": task, "labels": labels, "tags": tags, "pairs": pairs, "chats": chats}
     settings = {**(options or {}), **({} if beams is None else {"beams": beams})}
-    task = read_task(spec, (set, swap), from_, adapter, only, objective, settings, files, say)
+    job = read_task(spec, (set, swap), from_, adapter, only, objective, settings, files, say)
     with ExitStack() as stack:
-        return Job.open(task, JobOptions.read(locals()), say, stack).train()
+        return Job.open(job, JobOptions.read(locals()), say, stack).train()

@@ -29,7 +29,7 @@ from dovetail.hf.files import read_vocabulary
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.loop import train as train_loop
 from dovetail.training.metrics import StepMetrics, faster_precision, logs_of, speed_of
-from dovetail.training.objective import Objective, Setup, TuningData
+from dovetail.training.objective import SEQUENCES, Objective, Setup, TuningData
 from dovetail.training.optim import train_only
 from dovetail.training.plan import (
     Plan,
@@ -156,7 +156,7 @@ class Job:
         return Samples(tokenizer, sample.prompt, sample.sample, sampling, sample.sample_every, path, self.say)
 
     def _speed(self) -> Any:
-        if self.task.kind.reads != "text" or self.task.spec.encoder is not None:
+        if self.task.kind.reads not in SEQUENCES or self.task.spec.encoder is not None:
             return None  # not every token of a batch is multiplied by the same weights
         dtype = DTYPES[self.plan.precision] or torch.float32
         return speed_of(self.task.spec, self.options.length, dtype, self.model.device, self.ranks.count)
@@ -181,7 +181,10 @@ def _read_data(
         start.check_tokenizer(source.tokenizer, source.name, task.kind.special(options.length))
         recorded["from"] = ranks.on_first_rank(start.recorded)
     check_recorded(options.recorded or {}, recorded)
-    counts = f"{source.tokens + source.held_out_tokens:,} {source.unit}, {source.held_out_tokens:,} held out"
+    held_out = f"{source.held_out_tokens:,}"
+    counts = f"{source.tokens + source.held_out_tokens:,} {source.unit}, {held_out} held out"
+    if not source.tokens:
+        counts = f"every batch is new, {held_out} {source.unit} are held out"
     say(f"{task.name}: {parameters(spec):,} parameters, {task.kind.task}; {counts}")
     return source, recorded
 

@@ -14,13 +14,14 @@ from dovetail.core.errors import FileError, UsageError
 from dovetail.core.fold import Declared
 from dovetail.core.part import plain
 from dovetail.core.units import read_count
+from dovetail.data.tasks.task import read_synthetic_task
 from dovetail.disk.model_files import RUN_FILE, TOKENIZER_FILE
 from dovetail.disk.untrusted import PICKLES, Directory
 from dovetail.files.model_dir import must_be_free
 from dovetail.files.spec import SPEC_FILE
 from dovetail.model import Model
 from dovetail.training.metrics import LogKind
-from dovetail.training.objective import Objective
+from dovetail.training.objective import SEQUENCES, Objective
 from dovetail.training.optim import weights_named
 from dovetail.training.plan import (
     ADAPTER_RATE,
@@ -63,7 +64,7 @@ class Task:
     def title(self) -> str:
         """The title of a plot: llama-tiny on plays.txt."""
         data = next((value for name, value in self.files.items() if name != "data" and value), None)
-        return f"{self.name} on {Path(data or self.files['data'][0]).name}"
+        return f"{self.name} on {Path(str(data or self.files['data'][0])).name}"
 
 
 @dc.dataclass(frozen=True)
@@ -123,11 +124,11 @@ class JobOptions:
 
     def plan(self, task: Task) -> Plan:
         """The plan of the run; `epochs` are counted when the data is read."""
-        if self.tokens is not None and task.kind.reads != "text":
+        if self.tokens is not None and task.kind.reads not in SEQUENCES:
             raise UsageError(f"--tokens: the rows of --{task.kind.reads} differ in length; give --steps or --minutes")
         ends = [self.steps, None if self.tokens is None else math.ceil(read_count(self.tokens) / (self.batch * self.length))]
         end = min((steps for steps in ends if steps is not None), default=None)
-        if self.epochs is not None and task.kind.reads == "text":
+        if self.epochs is not None and task.kind.reads in SEQUENCES:
             raise UsageError("--epochs: are of rows; give --steps or --tokens")
         rate = Plan.learning_rate * (1 if task.adapter is None else ADAPTER_RATE)
         try:
@@ -167,6 +168,8 @@ def read_task(
         _refuse_weights(directory)
     changed, fresh = spec_for(changed, objective)
     kind = objective_kind(changed, reads_of(files), objective)
+    if files["task"] is not None:
+        files = {**files, "task": read_synthetic_task(files["task"])}
     if start is not None:
         if fresh is None and kind.fresh is not None and start.replaces(kind.fresh, changed):
             fresh = kind.fresh

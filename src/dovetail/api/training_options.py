@@ -11,6 +11,10 @@ SPEC = Spec(
     argument=True,
 )
 DATA = Option("Token shards of `dovetail data build` to train on, DIR or DIR=WEIGHT; may be given many times.", repeat=True)
+TASK = Option(
+    "A synthetic task to learn, every batch new: aggregation, dyck, far_copy, induction, modular_sum, mqar, multi_hop, "
+    "multi_key, needle, parity, selective_copy, sorting or variable_tracking, or its fields as YAML: {kind: mqar, pairs: 8}."
+)
 LABELS = InFile('Labeled rows to classify: JSON Lines of {"text": …, "label": …}, or an .npz of images and labels.')
 TAGS = InFile('Words with a tag each, as of entities: JSON Lines of {"tokens": ["…", "…"], "tags": ["B-PER", "O"]}.')
 PAIRS = InFile(
@@ -18,8 +22,8 @@ PAIRS = InFile(
     '"a" and "b"), or a .tsv.'
 )
 OBJECTIVE = Option(
-    "next_token, masked_tokens, span_corruption, denoising, classification, token_classification, contrastive or "
-    "translation (default: by the spec and data)."
+    "next_token, masked_tokens, span_corruption, denoising, answers, classification, token_classification, contrastive "
+    "or translation (default: by the spec and data)."
 )
 FROM = InDir("Start from the weights and the tokenizer of a model directory, or of the newest checkpoint of a run.")
 ADAPTER = Option(

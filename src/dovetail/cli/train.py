@@ -1,11 +1,13 @@
-"""Train a model on text, labeled rows, tagged words or pairs, from random weights or those of a model, then generate a sample.
+"""Train a model on text, a synthetic task, labeled rows, tagged words or pairs, from random weights or those of a model.
 
-A tokenizer of the spec's vocabulary size is trained on the text. The last 5 % of the tokens are held out. The model directory
-holds the spec, the tokenizer, the settings (run.yaml), the metrics of each step (loss.jsonl), checkpoints, and at the end the
-weights and, with matplotlib, a plot of the losses. The same command again resumes a run that was interrupted or killed.
+A tokenizer of the spec's vocabulary size is trained on the text; a sample is generated at the end. The last 5 % of the tokens
+are held out. The model directory holds the spec, the tokenizer, the settings (run.yaml), the metrics of each step (loss.jsonl),
+checkpoints, and at the end the weights and, with matplotlib, a plot of the losses. The same command again resumes a run that
+was interrupted or killed.
 
     dovetail train llama-tiny --text plays.txt --minutes 5
     dovetail train run.yaml --tokens 200M -o run-2
+    dovetail train llama-tiny --task '{kind: mqar, pairs: 8}' --length 64 --minutes 5
     dovetail train --from llama-tiny-trained --text letters.txt --steps 500 -o second
 """
 

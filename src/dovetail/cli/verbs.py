@@ -54,6 +54,10 @@ VERBS = {
         functions=("report",),
         page="Also write an HTML page.",
     ),
+    "probe": Verb(
+        "measure what a model does with a long context, by length and depth: needles, look-ups, copying",
+        page="Also write an HTML page.",
+    ),
     "map": Verb("draw the attention maps of a layer", json="Print one JSON object, with the attention probs.", out="map.png"),
     "import": Verb("convert a model directory from Hugging Face layout to ours", functions=("import_",)),
     "export": Verb("convert a model directory to Hugging Face layout"),
@@ -71,6 +75,8 @@ VERBS = {
         loads=False,
     ),
     "recipes copy": Verb("copy a recipe to start from", functions=("copy_recipe",), loads=False),
+    "learn": Verb("list the exercises of the book", functions=("list_exercises",), json="Print a JSON list.", loads=False),
+    "learn check": Verb("check an answer to an exercise of the book", functions=("check_exercise",), loads=False),
     "emit": Verb(
         "write a model as one PyTorch file without imports of dovetail",
         json="Print one JSON object, with the text of the file.",

@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import FileError
+from dovetail.core.part import plain
 from dovetail.data.manifest import MANIFEST_FILE
+from dovetail.data.tasks.task import read_synthetic_task
 from dovetail.disk.shape import data_sha256, file_sha256
 from dovetail.experiments.arms import Arm
 from dovetail.experiments.design import LabDesign
+from dovetail.experiments.outside_metric import ARGUMENT
 from dovetail.experiments.results import versions
 from dovetail.training.settings import FREE
 
-TUNING_SEED = 1_000_000  # the first seed of runs that choose a learning rate: no verdict reads it
 RUNS = "runs"
 HASH = 12  # characters of the hash in a name
 
@@ -42,23 +44,30 @@ class RunRequest:
 
 
 def digests(design: LabDesign) -> dict[str, str]:
-    """The SHA-256 of each file of the data; of a corpus that of its manifest, which has those of its shards."""
+    """The SHA-256 of each file of the data; of a corpus that of its manifest, which has those of its shards; of a task that of
+    its fields."""
     found: dict[str, str] = {}
     for key, value in design.data.items():
+        if key == "task":
+            found[str(value)] = data_sha256({key: plain(read_synthetic_task(value, f"data.{key}"))})
+            continue
         for item in value if isinstance(value, list) else [value]:
             path = Path(str(item).partition("=")[0] if key == "data" else str(item))
             if not path.exists():
                 raise FileError(f"data.{key}: there is no {path}")
             found[str(item)] = file_sha256(path / MANIFEST_FILE if path.is_dir() else path)
-    return found
+    return found if design.outside is None else {**found, **design.outside.digests()}
 
 
 def request(design: LabDesign, arm: Arm, seed: int, rate: float | None, tuning: bool, data: Mapping[str, str]) -> RunRequest:
     """Return the run of an arm at a seed; `data` are the digests."""
-    arguments = {"spec": arm.spec.to_data(), **design.data, **arm.train, **design.budget, "seed": seed, "sample": 0, "keep": 1}
+    arguments = {"spec": arm.spec.to_data(), **design.data, **arm.train, **arm.budget, "seed": seed, "sample": 0, "keep": 1}
     if rate is not None:
         arguments["learning_rate"] = rate
     determines = {key: value for key, value in arguments.items() if key not in FREE and key not in design.data}
+    if design.outside is not None:
+        arguments[ARGUMENT] = dc.asdict(design.outside)
+        determines[ARGUMENT] = {**arguments[ARGUMENT], "tasks": None}  # the directory may be moved, too
     weights = {digest: item.partition("=")[2] for item, digest in data.items()}  # not the path: the data may be moved
     key = data_sha256({"arguments": determines, "data": weights, "versions": versions()})[:HASH]
     return RunRequest(arm.name, seed, rate, tuning, key, arguments)

@@ -67,7 +67,7 @@ from dovetail.parts.mixer.rg_lru import RgLru as RgLru
 from dovetail.parts.mixer.rwkv6 import Rwkv6 as Rwkv6
 from dovetail.parts.mixer.s4 import S4 as S4
 from dovetail.parts.mixer.short_conv import ShortConv as ShortConv
-from dovetail.parts.mtp import Medusa as Medusa, MtpDepth as MtpDepth
+from dovetail.parts.mtp import Eagle as Eagle, Medusa as Medusa, MtpDepth as MtpDepth
 from dovetail.parts.next_sentence import NextSentence as NextSentence
 from dovetail.parts.norm import LayerNorm as LayerNorm, RMSNorm as RMSNorm
 from dovetail.parts.ple import Ple as Ple, PleBlock as PleBlock

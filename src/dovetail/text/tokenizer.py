@@ -104,6 +104,10 @@ class Tokenizer:
         """The number of token ids."""
         return self.engine.get_vocab_size(with_added_tokens=True)
 
+    def special_ids(self) -> frozenset[int]:
+        """The ids of the special tokens."""
+        return frozenset(i for i, token in self.engine.get_added_tokens_decoder().items() if token.special)
+
     def id_of(self, token: str) -> int:
         """Return the id of a token of the vocabulary."""
         token_id = self.engine.token_to_id(token)

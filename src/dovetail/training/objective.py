@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 NOT_A_SETTING = {"setting": False}  # the metadata of a field that a run sets itself
 STREAMS = ("masked tokens", "random tokens")
 LARGEST = 700.0  # nats whose exponential is finite
-Reads = Literal["text", "labels", "tags", "pairs", "chats"]
+Reads = Literal["text", "task", "labels", "tags", "pairs", "chats"]
+SEQUENCES: frozenset[Reads] = frozenset({"text", "task"})  # of which every row has `length` tokens, and no epoch ends
 RunSide = Callable[[Tensor, Tensor, Ctx], Tensor]  # tokens, labels and the Ctx of one side of a batch -> (batch, …)
 
 

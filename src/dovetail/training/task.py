@@ -1,6 +1,7 @@
 """The objective of a run: the one that is named, or the one that a spec learns by on its data.
 
 --text, --data     next_token (causal), masked_tokens (bidirectional), span_corruption or denoising (encoder–decoders)
+--task             answers: those of a synthetic task (causal)
 --labels           classification, of text or of images
 --tags             token_classification, of words
 --pairs            contrastive (a pooled embedding), translation (encoder–decoders)
@@ -18,6 +19,7 @@ from dovetail.core.errors import SpecError, UsageError, names_or_nearest
 from dovetail.disk.model_files import GENERATION_FILE, TOKENIZER_FILE
 from dovetail.model import Model
 from dovetail.text.tokenizer import Tokenizer
+from dovetail.training.answers import Answers, from_task
 from dovetail.training.denoising import Denoising, SpanCorruption
 from dovetail.training.grpo import Grpo
 from dovetail.training.objective import Classify, MaskedTokens, NextToken, Objective, Reads, TuningData, check_reads_text
@@ -33,7 +35,17 @@ READS: dict[str, Reads] = {"data": "text", **{name: name for name in get_args(Re
 # of those that fit a spec and its data, the first is the default
 OBJECTIVES: dict[str, type[Objective]] = {
     kind.name: kind
-    for kind in (NextToken, MaskedTokens, SpanCorruption, Denoising, Classify, TokenClassification, Contrastive, Translation)
+    for kind in (
+        NextToken,
+        MaskedTokens,
+        SpanCorruption,
+        Denoising,
+        Answers,
+        Classify,
+        TokenClassification,
+        Contrastive,
+        Translation,
+    )
 }
 TUNING: dict[str, type[Objective]] = {kind.name: kind for kind in (Sft, Dpo, Ipo, Orpo, Kto, RewardModel, Grpo, Distill)}
 
@@ -83,7 +95,7 @@ def reads_of(given: Mapping[str, object]) -> Reads:
     if len(flags) != 1:
         what = "nothing" if not flags else " and ".join(f"--{flag}" for flag in flags)
         rows = "labeled rows (--labels), tagged words (--tags) or pairs (--pairs)"
-        choices = f"a text file (--text), token shards (--data), {rows}"
+        choices = f"a text file (--text), token shards (--data), a synthetic task (--task), {rows}"
         raise UsageError(f"give {choices}: one of them, not {what}")
     return READS[flags[0]]
 
@@ -104,6 +116,8 @@ def read_source(
         if tuning is None:
             raise UsageError(f"--from: {kind.name} tunes a model; give its directory")
         return kind.read(Path(chats), spec, shape, note, tuning)
+    if task := given.get("task"):
+        return from_task(task, spec, shape)
     if places := given["data"]:
         return from_shards(places, spec, shape, masks=kind.packs, special=kind.special(shape.length))
     if labels := given["labels"]:
