@@ -60,7 +60,7 @@ model = dovetail.build(spec)
 assert isinstance(spec, dovetail.Model)
 layout = dovetail.TokenLayout.whole(1, 3)
 listener = dovetail.Listener({})
-logits = model(torch.tensor([[5, 7, 11]]), dovetail.Ctx(layout=layout, listen=listener))
+logits = model(torch.tensor([[5, 7, 11]]), dovetail.Ctx(layout=layout, taps=listener))
 assert logits.shape == (1, 3, 90)
 assert dovetail.Pool(spec, rows=1, capacity=4).bytes() > 0
 other = spec.set("layers.*.mixer.kv_heads", 1)

@@ -175,7 +175,7 @@ def test_outputs_stay_level_with_depth_where_the_start_is_scaled_and_grow_where_
         tokens = torch.randint(0, 50, (4, 16), generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
             listen = Listener({"embedded": lambda _, x: seen.append(x)})
-            end, _ = model.hidden(tokens, Ctx(layout=TokenLayout.whole(4, 16), listen=listen))
+            end, _ = model.hidden(tokens, Ctx(layout=TokenLayout.whole(4, 16), taps=listen))
         return (end.var() / seen[0].var()).item()
 
     level = [variance(depth, "true") for depth in (4, 16, 64)]

@@ -35,7 +35,7 @@ layers: [{repeat: 2, mixer: {kind: mamba2, inner: 60, head: 6, state_size: 5}, f
 
 def scale_of_a_norm_read_only(self: RMSNormModule, x: Tensor, ctx: Ctx) -> Tensor:
     ctx.tap(self, "scale", torch.sqrt((x * x).mean(-1, keepdim=True) + self.part.eps))
-    return ctx.tap(self, "out", self.forward(x, dc.replace(ctx, listen=None)))
+    return ctx.tap(self, "out", self.forward(x, dc.replace(ctx, taps=None)))
 
 
 def output_of_a_norm_read_only(self: RMSNormModule, x: Tensor, ctx: Ctx) -> Tensor:
@@ -46,7 +46,7 @@ def output_of_a_norm_read_only(self: RMSNormModule, x: Tensor, ctx: Ctx) -> Tens
 
 
 def added_before_its_multiplier(self: WireModule, y: Tensor, block: Branching, branch: str, ctx: Ctx) -> Tensor:
-    return _added(self, ctx.tap(block, f"{branch}_add", y), block, branch, dc.replace(ctx, listen=None))
+    return _added(self, ctx.tap(block, f"{branch}_add", y), block, branch, dc.replace(ctx, taps=None))
 
 
 def heard_in_prefill_only(self: Tracer, address: str, x: Tensor, layout: TokenLayout | None = None) -> Tensor:

@@ -245,6 +245,7 @@ class Scaling(Part):
 
     varies: ClassVar[bool] = False  # whether frequencies depend on the current length of the sequence
     mistaken: ClassVar[Mistake] = Mistake("rope scaling")  # any field of any scaling
+    MISTAKES = {"*": mistaken}
 
     def frequencies(self, plain: Tensor, base: float) -> Tensor:
         """(pairs,) scaled angular frequencies, from the plain ones, base^(−i/pairs)."""
@@ -253,9 +254,6 @@ class Scaling(Part):
     def at_length(self, plain: Tensor, base: float, length: Tensor) -> Tensor:
         """(…, pairs) frequencies for sequences whose current lengths are `length` (…); called only where `varies`."""
         raise NotImplementedError
-
-    def mistake(self, field: str, path: str) -> Mistake:
-        return self.mistaken
 
     def limit(self) -> int | None:
         """The context length in tokens before scaling; None where the scaling has no such field."""

@@ -47,9 +47,9 @@ def look_ahead(
         if embedded is not None:
             known["embedded"] = embedded[..., k:, :]
         before = depth(*(known[name] for name in depth.part.inputs), ahead, {})
-        if ctx.listen is not None and depth.part.own_head() is not None:
+        if ctx.taps is not None and depth.part.own_head() is not None:
             depth.head(before, ahead)  # the loss has the logits in chunks, and taps none
         if ctx.losses is not None:
             targets = labels[..., k:].masked_fill(~ahead.layout.real, IGNORED)
-            mean = ctx.batch_mean(depth.predictor(head).loss(before, targets, dc.replace(ahead, listen=None)))
+            mean = ctx.ranks.batch_mean(depth.predictor(head).loss(before, targets, dc.replace(ahead, taps=None)))
             ctx.add_loss(depth, "loss", depth.part.weight / len(depths) * mean)

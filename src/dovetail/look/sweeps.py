@@ -242,11 +242,11 @@ class _Resumed:
     def __init__(self, model: ModelModule, inputs: Tensor, patch: Mapping[str, Replacement] | None, layer: int) -> None:
         self.model, self.inputs, self.patch, self.rows = model, inputs, dict(patch or {}), len(inputs)
         self.layer = min(layer, len(model.layers))
-        self.whole = layer < 0 or any(block.passing is not None for block in model.layers) or model.part.head is None
+        self.whole = layer < 0 or any(block.io is not None for block in model.layers) or model.part.head is None
         self.stream: Tensor | None = None
         if not self.whole:
             ctx = default_ctx(inputs, ranks=model.ranks)
-            ctx.listen = Tracer(model.part, None, patch) if patch else None
+            ctx.taps = Tracer(model.part, None, patch) if patch else None
             with torch.no_grad():
                 x, _, ctx = model.begin(inputs, ctx)
                 self.stream = model.run_layers(x, ctx, {}, range(self.layer))
@@ -259,7 +259,7 @@ class _Resumed:
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             if self.stream is None:
                 return listened(self.model, inputs, tracer)
-            ctx = dc.replace(default_ctx(inputs, ranks=self.model.ranks), listen=tracer)
+            ctx = dc.replace(default_ctx(inputs, ranks=self.model.ranks), taps=tracer)
             x = self.stream.repeat(count, *[1] * (self.stream.dim() - 1))
             x = self.model.run_layers(x, ctx, {}, range(self.layer, len(self.model.layers)))
             return self.model.head(self.model.end(x, ctx), ctx)

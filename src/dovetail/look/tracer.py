@@ -177,4 +177,4 @@ def listened(model: ModelModule, tokens: Tensor, tracer: Listener, ctx: Ctx | No
     """Return the output of a forward pass with a listener, such as a tracer."""
     ctx = ctx or default_ctx(tokens, ranks=model.ranks)
     with torch.compiler.set_stance("force_eager"):  # a listener would recompile a compiled model
-        return model(tokens, dc.replace(ctx, listen=tracer))
+        return model(tokens, dc.replace(ctx, taps=tracer))

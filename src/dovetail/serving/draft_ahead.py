@@ -149,7 +149,7 @@ class DraftAhead(Depths):
     def __init__(self, model: ModelModule, *, rows: int, longest: int, drafts: int) -> None:
         """`rows` and `longest` are those of the engine."""
         super().__init__(model, drafts)
-        cuts = None if model.ranks is None else model.ranks.cuts
+        cuts = model.ranks.cuts
         self.pool = Pool(
             model.part, rows, longest, dtype=model.dtype, device=model.device, layout="paged", drafts=True, sharded=cuts
         )

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dovetail.construction import generator
-from dovetail.core.ctx import Ctx, Listener
+from dovetail.core.ctx import Ctx, Listener, Losses
 from dovetail.core.layout import TokenLayout
 from dovetail.proof.laws.case import BATCH, DTYPE, Case, N, NotApplicable, law
 from dovetail.proof.laws.loss import IGNORED, cross_entropy
@@ -54,7 +54,7 @@ def _whole(case: Case, tokens: Tensor, layout: TokenLayout, **more: Any) -> list
     """The hidden states (…, n − k, embed) of every depth."""
     found: dict[str, Tensor] = {}
     names = [f"mtp.{i}.hidden" for i in range(len(case.spec.mtp))]
-    ctx = case.ctx(layout=layout, listen=Listener(dict.fromkeys(names, found.__setitem__)), **more)
+    ctx = case.ctx(layout=layout, taps=Listener(dict.fromkeys(names, found.__setitem__)), **more)
     case.model.hidden(tokens, ctx)
     return [found[name] for name in names]
 
@@ -120,7 +120,7 @@ def _losses(case: Case, documents: Sequence[Sequence[int]]) -> None:
     ends = [[end for end, m in zip(accumulate(lengths), lengths, strict=True) for _ in range(m)] for lengths in documents]
     for name, given in (("labels", labels), ("tokens", None)):
         losses: dict[str, Tensor] = {}
-        states = _whole(case, case.inputs, layout, losses=losses, labels=given)
+        states = _whole(case, case.inputs, layout, losses=Losses(losses), labels=given)
         for k, hidden in enumerate(states, 1):
             logits = case.model.logits_ahead(hidden, Ctx(layout=TokenLayout.whole(BATCH, N - k)), k)
             last = k if given is not None else k + 1  # the token that is predicted, or the one before it, is in the document

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dovetail.construction import build, generator
+from dovetail.core.ctx import Losses
 from dovetail.core.fold import declared, needs_of
 from dovetail.core.fused import join
 from dovetail.core.group import Mixer
@@ -36,7 +37,7 @@ def small_tiles(tile: int = 8, piece: int = 16, chunk: int = 4) -> Iterator[None
 
 def scalar(case: Case, layout: TokenLayout) -> Tensor:
     """A scalar that depends on the output of every real token, and on the losses that parts add."""
-    ctx = case.ctx(layout=layout, losses={})
+    ctx = case.ctx(layout=layout, losses=Losses())
     out = case.stream(case.inputs, ctx)
     weight = torch.randn(out.shape, generator=generator(case.seed, "probe"), dtype=DTYPE)
     if out.dim() == layout.seg.dim() + 1 and out.shape[1] == layout.n:
@@ -180,7 +181,7 @@ def loss_of(case: Case) -> Tensor:
     """The head's loss on random labels, plus the losses that parts add."""
     head = case.spec.head
     assert head is not None
-    ctx = case.ctx(losses={})
+    ctx = case.ctx(losses=Losses())
     x, ctx = case.model.hidden(case.inputs, ctx)
     shape = x.shape[:1] if head.pools() else x.shape[:2]
     labels = head.labels(case.scope, tuple(shape), generator(case.seed, "labels"))

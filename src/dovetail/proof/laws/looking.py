@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from dovetail.construction import generator
+from dovetail.core.ctx import Losses
 from dovetail.core.fold import taps
 from dovetail.core.group import Mixer
 from dovetail.core.layout import TokenLayout
@@ -97,9 +98,9 @@ def observed(
     what was recorded."""
     tracer = Tracer(case.spec, Trace(*patterns), patch, grad)
     with torch.set_grad_enabled(grad):
-        ctx = case.ctx(listen=tracer, losses={} if case.spec.mtp and losses else None)
+        ctx = case.ctx(taps=tracer, losses=Losses() if case.spec.mtp and losses else None)
         out = case.model(case.inputs, ctx).flatten(1)
-    ahead = [x for path, x in getattr(ctx.losses, "by_path", {}).items() if path.startswith("mtp.")]
+    ahead = [x for path, x in ({} if ctx.losses is None else ctx.losses.by_path).items() if path.startswith("mtp.")]
     return torch.cat([out, *(x.expand(len(out), 1) for x in ahead)], 1), tracer.end()
 
 
@@ -110,7 +111,7 @@ def _outputs(case: Case, patch: Mapping[str, Replacement]) -> Tensor:
     if case.spec.head is None or not case.spec.head.pools():
         return out
     inside = {address: value for address, value in patch.items() if not address.startswith("head.")}
-    hidden = case.model.hidden(case.inputs, case.ctx(listen=Tracer(case.spec, None, inside)))[0]
+    hidden = case.model.hidden(case.inputs, case.ctx(taps=Tracer(case.spec, None, inside)))[0]
     return torch.cat([out, hidden.flatten(1)], 1)
 
 
@@ -168,7 +169,7 @@ def _cached_gap(case: Case, addresses: Iterable[str]) -> str:
     patch = {f"{address}[pos={'|'.join(map(str, AT))}]": noise(0.1, case.seed, relative=True) for address in addresses}
     whole, cached = Tracer(case.spec, None, patch), Tracer(case.spec, None, patch)
     ctx = case.ctx()
-    ctx.listen = whole
+    ctx.taps = whole
     want, got = case.stream(case.inputs, ctx), _decode(case, CHUNKS, cached)
     if whole.unused or cached.unused:
         return f"{min(whole.unused | cached.unused)} is never reached"
@@ -265,7 +266,7 @@ def _mixing(case: Case, values: Trace) -> None:
     """Weigh the values of each recurrent mixer that is linear in them by its effective attention."""
     parts = {path: part for path, part, _ in walk(case.spec) if isinstance(part, Mixer) and part.recurrent and part.values}
     heard = Heard({address for address in values if address.rpartition(".")[0] in parts})
-    case.run(listen=heard)
+    case.run(taps=heard)
     for path, part in parts.items():
         v, y = values[f"{path}.{part.values}"], values[f"{path}.y"]
         v = v.reshape(*v.shape[:3], -1).transpose(1, 2)  # (rows, heads or channels, n, 1 or channel)
@@ -311,9 +312,9 @@ def _complete(case: Case, address: str, values: Trace) -> None:
         ends: list[Tensor] = []
         with torch.no_grad():
             for x in (value, baseline):
-                ctx.listen = Tracer(case.spec, None, {**own, address: x})
+                ctx.taps = Tracer(case.spec, None, {**own, address: x})
                 ends.append(metric(case.model(case.inputs, ctx)))
-        ctx.listen = None
+        ctx.taps = None
         parts = integrated_gradients(case.model, case.inputs, address, metric, baseline=baseline, steps=4, ctx=ctx, patch=own)
         total, difference, scale = parts.sum(), ends[0] - ends[1], parts.abs().sum().clamp_min(1e-9)
         if (total - difference).abs() <= SUM * scale:
