@@ -5,7 +5,7 @@ positions; TransformerLens and nnsight have the same weights, in environments of
 metric is compared before the time is. The stream writes a residual stream of a million tokens; `resident` is the memory of this
 process at its end ÷ after its first tenth.
 
-    python benchmarks/look.py [--rounds 7] [--only tap cache sweep stream] [--json]
+    python benchmarks/look.py [--rounds 7] [--only tap cache sweep stream] [--cpu-time --threads 1] [--json]
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from measure import Goal, Row, agree, arguments, middle, progress, report, taking_turns
+from measure import Goal, Row, agree, arguments, middle, on_cpu_time, progress, report, taking_turns
 from peer import PEERS_RUN, Process, against_process
 from safetensors.torch import save_file
 from torch import Tensor
@@ -93,7 +93,7 @@ def cache(model: dt.Transformer, ids: Tensor, shape: Shape, rounds: int) -> list
     return [Row("time, all residual streams cached ÷ plain", value, Goal(high=1.10), spread)]
 
 
-def sweep(model: dt.Transformer, shape: Shape, rounds: int, threads: int, peers: tuple[str, ...]) -> list[Row]:
+def sweep(model: dt.Transformer, shape: Shape, rounds: int, options: list[str], peers: tuple[str, ...]) -> list[Row]:
     """The time of the patching sweep ÷ that of each peer."""
     clean = torch.randint(shape.vocab, (1, shape.positions), generator=torch.Generator().manual_seed(1))
     corrupt, a, b = clean.clone(), 3, 5
@@ -112,7 +112,7 @@ def sweep(model: dt.Transformer, shape: Shape, rounds: int, threads: int, peers:
         tensors = export_tensors(model.part, model.state_dict())
         save_file({key: tensor.float().contiguous() for key, tensor in tensors.items()}, f"{place}/model.safetensors")
         for name in peers:
-            process = Process(name, "patching_worker.py", name, place, f"--threads={threads}")
+            process = Process(name, "patching_worker.py", name, place, *options)
 
             def theirs(process: Process = process) -> float:
                 answer = process.ask(clean=clean.tolist(), corrupt=corrupt.tolist(), answers=[a, b])
@@ -164,7 +164,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--cpu-time", action="store_true", help="measure CPU time, for a machine with other load; one thread")
     flags = parser.parse_args()
+    if flags.cpu_time and flags.threads != 1:
+        parser.error("--cpu-time: is the sum over threads; give --threads 1")
+    if flags.cpu_time:
+        on_cpu_time()
     torch.set_num_threads(flags.threads)
     shape = QUICK if flags.quick else Shape()
     model, rows = shape.build(), list[Row]()
@@ -174,7 +179,8 @@ def main() -> None:
     if "cache" in flags.only:
         rows += cache(model, ids, shape, flags.rounds)
     if "sweep" in flags.only:
-        rows += sweep(model, shape, flags.rounds, flags.threads, tuple(flags.peers))
+        options = [f"--threads={flags.threads}", *["--cpu-time"] * flags.cpu_time]
+        rows += sweep(model, shape, flags.rounds, options, tuple(flags.peers))
     if "stream" in flags.only:
         rows += stream(model, shape, flags.rounds)
     report(rows, flags.json, peers=PEERS_RUN)

@@ -210,4 +210,5 @@ layers:
 
 def test_the_scale_of_a_norm_before_a_router_of_a_single_normalized_expert_is_excepted():
     assert outcomes(SINGLE, "looking")["looking"].startswith("passed 1 of 31 taps excepted")
-    assert outcomes(SINGLE.replace("z_loss: 0.01", "normalize: false"), "looking") == {"looking": "passed"}
+    other = outcomes(SINGLE.replace("z_loss: 0.01", "normalize: false"), "looking")["looking"]
+    assert other.startswith("passed 0 of 3"), other

@@ -12,9 +12,11 @@ from torch import Tensor
 
 import dovetail as dt
 from dovetail.core.errors import InputError
+from dovetail.files.spec import from_yaml
 from dovetail.look.findings import traits
 from dovetail.look.judging import THRESHOLDS
 from dovetail.look.relations import head_traits
+from dovetail.proof.laws.case import perturbed
 
 FIRST = 14 * 142  # a seed whose trait is the first; the thresholds were set on others
 DRAWS = 19
@@ -40,7 +42,7 @@ def test_a_planted_trait_is_found_and_its_intervention_runs(planted: ModuleType,
     assert planted.found(case, findings), (case.name, case.address, findings)
     for finding in findings:
         effect = eval(finding.test, {"dt": dt, "model": case.model, "ids": ids})
-        assert (effect.change == 0.0) == finding.name.startswith("dead"), finding
+        assert (effect.change < 1e-7) == finding.name.startswith("dead"), finding  # to rounding
     if case.name == "dead-neurons":
         assert traits(case.model, ids, draws=DRAWS) == findings  # a function of the seed
 
@@ -112,3 +114,27 @@ def test_relations_are_those_of_their_names() -> None:
     null = relations["previous-token"].null(torch.Generator().manual_seed(0))
     assert not (null.triples[:, 2] == null.triples[:, 1] - 1).any()
     assert (null.triples[:, 2] <= null.triples[:, 1]).all()
+
+
+def test_a_head_of_a_scan_that_attends_to_the_first_token_is_found(planted: ModuleType) -> None:
+    """Linear attention has no softmax: its effective attention has the trait. Without it, no head has one."""
+    spec = "{width: 28, vocab: 62, layers: [{repeat: 2, mixer: {kind: linear_attention, heads: 4}, ffn: {hidden: 44}}]}"
+    model, ids = perturbed(from_yaml(spec)), planted.text(1).clone()
+    ids[ids == 61] = 60
+    ids[:, 0] = 61
+    assert [f.name for f in traits(model, ids, draws=DRAWS) if "mixer" in f.address] == []
+    with torch.no_grad():
+        model.embed.table[:, 0] = 0
+        model.embed.table[61, 0] = 9
+        model.layers[1].mixer.k.weight[7:14, 0] = 40  # the keys of head 1, of the first token alone
+    findings = traits(model, ids, draws=DRAWS)
+    assert [(f.name, f.address) for f in findings if "mixer" in f.address] == [
+        ("first-token", "layers.1.mixer.pattern[head=1]")
+    ]
+    (test,) = {f.test for f in findings if "mixer" in f.address}
+    assert test == "dt.look.effect(model, ids, 'layers.1.mixer.y[head=1]')"
+    assert eval(test, {"dt": dt, "model": model, "ids": ids}).change > 0
+    assert (
+        "attention by head"
+        in traits(perturbed(from_yaml(spec.replace("linear_attention, heads: 4", "s4"))), ids).skipped["heads"]
+    )

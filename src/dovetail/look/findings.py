@@ -17,17 +17,19 @@ from __future__ import annotations
 import dataclasses as dc
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from itertools import groupby
+from itertools import chain, groupby
 
 import torch
 from torch import Generator, Tensor
 
 from dovetail.core.errors import InputError, SpecError
 from dovetail.core.fold import taps
+from dovetail.core.group import Mixer
 from dovetail.look.effects import predicts_tokens
 from dovetail.look.judging import SPANS, THRESHOLDS, Hit, Judge, Parts, Site, related, stated
+from dovetail.look.mixing import Heard, effective, scans_with_heads
 from dovetail.look.relations import FEWEST, Spans, head_traits, shuffled
 from dovetail.look.states import copying, entropies, overlaps, residual_scores, silent_experts, silent_neurons
 from dovetail.look.tracer import Tracer, listened, trace
@@ -123,6 +125,18 @@ class _Traits:
                     self.progress(done, len(addresses))
             size = max(1, FLOATS // largest)
 
+    def scanned(self, scans: Mapping[str, Mixer], *texts: Tensor) -> Iterator[tuple[str, list[Tensor]]]:
+        """Yield how much of the effective attention of each head, in absolute values, each token has; one per text."""
+        for address, part in scans.items():
+            path = address.removesuffix(".pattern")
+            maps: list[Tensor] = []
+            for text in texts:
+                heard = Heard({a for a in self.axes if a.rpartition(".")[0] == path})
+                listened(self.model, text.to(self.model.device), heard)
+                weights = effective(self.model, path, part, heard).abs()
+                maps.append((weights / weights.sum(-1, keepdim=True).clamp_min(1e-30)).cpu())
+            yield address, maps
+
     # -- what makes a finding -------------------------------------------------------------------------------------------
 
     def hits(self, judge: Judge, name: str, sites: Sequence[Site], parts: Parts) -> list[Hit]:
@@ -137,37 +151,44 @@ class _Traits:
         self.findings.append(Finding(name, address, hit.score, threshold, hit.null, hit.rate, evidence, test))
 
     def head(self, address: str, heads: str) -> str:
-        """The output of heads, or where they have none their pattern."""
+        """The output of heads, or where they have none their pattern; a scan has no tap of its effective attention."""
+        if address not in self.axes:
+            return f"{address.removesuffix('pattern')}y[head={heads}]"
         z = address.removesuffix("pattern") + "z"
         return f"{z if z in self.axes else address}[head={heads}]"
 
     # -- heads ----------------------------------------------------------------------------------------------------------
 
     def heads(self, spans: Spans) -> None:
-        """Relations, positional heads and entropies, from the patterns of softmax attention."""
+        """Relations, from patterns and from the effective attention of scans; positional heads and entropies, from patterns."""
         patterns = [a for a, axes in self.axes.items() if axes == "head query key" and a.startswith("layers.")]
-        if not patterns:
-            self.findings.skipped["heads"] = "no layer has softmax attention"
+        scans = {f"{path}.pattern": part for path, part in scans_with_heads(self.model.part)}
+        if not patterns and not scans:
+            self.findings.skipped["heads"] = "no layer has attention by head"
             return
         again, relations = head_traits(self.tokens, self.model.part.order() == "causal", spans, self.seed)
         generator = Generator().manual_seed(self.seed)
         nulls = {name: [trait.null(generator) for _ in range(self.draws)] for name, trait in relations.items()}
         sites, parts = list[Site](), defaultdict[str, Parts](list)
-        for address, (text, mixed, twice) in self.traced(patterns, self.tokens, self.shuffled, again):
+        texts = (self.tokens, self.shuffled, again)
+        for address, (text, mixed, twice) in chain(self.traced(patterns, *texts), self.scanned(scans, *texts)):
             sites += [(address, head) for head in range(text.shape[1])]
             for name, trait in relations.items():
                 pattern = (twice if trait.repeated else text).float()
                 drawn = torch.stack([null.mass(pattern) for null in nulls[name]])
                 parts[name].append((trait.relation.mass(pattern), drawn))
+            if address in scans:  # a decay is positional, whatever the model has learned
+                continue
             parts["positional"].append(overlaps(text.float(), mixed[: len(text)].float(), generator, self.draws))
             flat = entropies(text, FEWEST), entropies(mixed, FEWEST)
             parts["uniform"].append(flat)
             parts["low-entropy"].append((1 - flat[0], 1 - flat[1]))
             parts["entropy-collapse"].append((1 - flat[0].mean(-1, keepdim=True), 1 - flat[1].mean(-1, keepdim=True)))
+        soft = [site for site in sites if site[0] not in scans]
         known = set[Site]()  # heads that a relation to a position explains
-        for name in (*relations, "positional"):
+        for name in (*relations, *["positional"] * bool(soft)):
             ids = "dt.look.repeated(ids)" if name in relations and relations[name].repeated else "ids"
-            for hit in self.hits(related, name, sites, parts[name]):
+            for hit in self.hits(related, name, soft if name == "positional" else sites, parts[name]):
                 if name == "positional" and hit.site in known:
                     continue
                 known |= {hit.site}
@@ -182,12 +203,14 @@ class _Traits:
                     repr(self.head(hit.site[0], str(hit.site[1]))),
                     ids,
                 )
+        if not soft:
+            return
         for hit in self.hits(stated, "entropy-collapse", [(address, 0) for address in patterns], parts["entropy-collapse"]):
             known |= {site for site in sites if site[0] == hit.site[0]}
             evidence = f"row entropy {1 - hit.score:.3f} of log n, the mean of its heads"
             self.add("entropy-collapse", hit.site[0], hit, evidence, f"{hit.site[0]!r}, {EVEN}")
         for name in ("uniform", "low-entropy"):
-            hits = [hit for hit in self.hits(stated, name, sites, parts[name]) if name == "uniform" or hit.site not in known]
+            hits = [hit for hit in self.hits(stated, name, soft, parts[name]) if name == "uniform" or hit.site not in known]
             for address, some in groupby(hits, key=lambda hit: hit.site[0]):
                 group = list(some)
                 heads = "|".join(str(hit.site[1]) for hit in group)

@@ -76,6 +76,15 @@ def mixers(spec: Model, layers: Sequence[int] | None = None) -> Iterator[tuple[s
             yield path, part
 
 
+def scans_with_heads(spec: Model) -> Iterator[tuple[str, Mixer]]:
+    """(path, mixer) of each recurrent mixer of a layer that has effective attention by head."""
+    declared = taps(spec)
+    for path, part, _ in walk(spec):
+        if isinstance(part, Mixer) and part.recurrent and part.values and path.startswith("layers."):
+            if {declared.get(f"{path}.{part.values}"), declared.get(f"{path}.y")} == {"pos head channel"}:
+                yield path, part
+
+
 def _layer(path: str) -> int:
     return int(path.split(".")[1])
 

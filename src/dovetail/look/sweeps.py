@@ -36,6 +36,7 @@ from dovetail.model import ModelModule
 RowMetric = Callable[[Tensor], Tensor]  # logits (rows, n, vocab) -> (rows,)
 Progress = Callable[[int, int], None]  # interventions done, of how many
 BATCH = 64  # interventions per forward pass
+TOKENS_ON_CPU = 1024  # at most, where no batch is given: a fifth faster than 4,096, whose activations leave the caches
 
 
 @dc.dataclass(frozen=True)
@@ -85,7 +86,7 @@ def sweep(
     metric: RowMetric,
     *,
     patch: Mapping[str, Replacement] | None = None,
-    batch: int = BATCH,
+    batch: int | None = None,
     progress: Progress | None = None,
 ) -> Sweep:
     """Patch each activation of `over` in the run on `corrupt` (rows, n) with its value in the run on `clean` (rows, n), in
@@ -108,7 +109,7 @@ def ablate(
     *,
     value: Replacement = 0.0,
     patch: Mapping[str, Replacement] | None = None,
-    batch: int = BATCH,
+    batch: int | None = None,
     progress: Progress | None = None,
 ) -> Sweep:
     """Replace each activation of `over` by a value (0, `mean_of(run)`, `resample(run)`, `noise()` …), in turn. An effect is the
@@ -205,13 +206,17 @@ def _interventions(
     value: Replacement,
     metric: RowMetric,
     patch: Mapping[str, Replacement] | None,
-    batch: int,
+    batch: int | None,
     progress: Progress | None,
     run: Trace,
 ) -> tuple[dict[str, float], float]:
     """The metric after each intervention by its key, and without any."""
     every = [one for target in targets for one in each_index(target, run[target.address], experts_of(model, target))]
     base, results = _metric_of(model, inputs, {}, metric, patch), dict[str, float]()
+    if batch is None:
+        batch = BATCH
+        if model.device.type == "cpu":
+            batch = min(BATCH, max(1, TOKENS_ON_CPU // (len(inputs) * inputs.shape[1])))
     for layer, group in groupby(sorted(every, key=lambda one: _layer(one.address)), key=lambda one: _layer(one.address)):
         members, resumed = list(group), _Resumed(model, inputs, patch, layer)
         for begin in range(0, len(members), batch):
