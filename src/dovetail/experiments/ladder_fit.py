@@ -22,7 +22,7 @@ RAY = 1.5  # the ratio of the most tokens per parameter to the fewest, from whic
 CURVES, POINTS = 4, 24  # IsoFLOP curves of a law, and points of each
 
 
-class Measured(Protocol):
+class MeasuredRun(Protocol):
     """A run of the report."""
 
     @property
@@ -92,12 +92,12 @@ class ArmScaling:
         return {"fit": fit, "reason": self.reason, "held_out": held_out}
 
 
-def arm_scaling(ladder: Ladder, arms: Mapping[str, Arm], rows: Sequence[Measured]) -> dict[str, ArmScaling]:
+def arm_scaling(ladder: Ladder, arms: Mapping[str, Arm], rows: Sequence[MeasuredRun]) -> dict[str, ArmScaling]:
     """Fit a law to the runs of each arm that verdicts read; `rows` are these."""
     return {group: _scaling(ladder, group, arms, rows) for group in dict.fromkeys(arm.group for arm in arms.values())}
 
 
-def _scaling(ladder: Ladder, group: str, arms: Mapping[str, Arm], rows: Sequence[Measured]) -> ArmScaling:
+def _scaling(ladder: Ladder, group: str, arms: Mapping[str, Arm], rows: Sequence[MeasuredRun]) -> ArmScaling:
     own = [(arms[row.arm], row) for row in rows if arms[row.arm].group == group]
     try:
         fit, reason = fit_law([_sized(arm, row) for arm, row in own if not arm.held_out]), ""
@@ -107,18 +107,18 @@ def _scaling(ladder: Ladder, group: str, arms: Mapping[str, Arm], rows: Sequence
     return ArmScaling(group, fit, reason, predictions, _measured(own) if ladder.by == "flops" else {})
 
 
-def _sized(arm: Arm, row: Measured) -> SizedRun:
+def _sized(arm: Arm, row: MeasuredRun) -> SizedRun:
     return SizedRun(float(arm.costs.parameters), float(row.run.report["tokens"]), row.value)
 
 
-def _predictions(fit: ScalingFit, own: Sequence[tuple[Arm, Measured]]) -> Iterator[Prediction]:
+def _predictions(fit: ScalingFit, own: Sequence[tuple[Arm, MeasuredRun]]) -> Iterator[Prediction]:
     for name in dict.fromkeys(arm.name for arm, _ in own if arm.held_out):
         runs = [_sized(arm, row) for arm, row in own if arm.name == name]
         size, tokens, mean = runs[0].parameters, runs[0].tokens, sum(run.loss for run in runs) / len(runs)
         yield Prediction(name, round(size), round(tokens), fit.predict(size, tokens), mean)
 
 
-def _measured(own: Sequence[tuple[Arm, Measured]]) -> dict[float, list[list[tuple[float, float]]]]:
+def _measured(own: Sequence[tuple[Arm, MeasuredRun]]) -> dict[float, list[list[tuple[float, float]]]]:
     """The losses at each compute by size, a curve for each seed that all its sizes have."""
     cells: dict[float, dict[int, list[float]]] = {}
     for arm, row in own:
