@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from dovetail import Ctx, Model, Pool, TokenLayout, from_yaml
 from dovetail.construction import build
+from dovetail.core.draws import Draws
 from dovetail.decoding.steps import OPTIONS, Decoder, frozen
 from dovetail.model import ModelModule
 
@@ -165,7 +166,7 @@ def training(
     bare_optimizer = torch.optim.AdamW(bare.parameters(), lr=1e-3, fused=True)
 
     def our_loss(inputs: Tensor, labels: Tensor) -> Tensor:
-        return model.loss(inputs, labels, Ctx(layout=TokenLayout.whole(*inputs.shape), seed=0))
+        return model.loss(inputs, labels, Ctx(layout=TokenLayout.whole(*inputs.shape), draws=Draws(0)))
 
     def bare_loss(inputs: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(bare(inputs).flatten(0, 1), labels.flatten())

@@ -62,7 +62,7 @@ TABLE = {
     "mixers": Figure("python benchmarks/mixers.py --json --plot docs/figures/mixers.png", 2),
     "prefer": Figure("python benchmarks/prefer.py --threads 1 --json", 1),
     "plan": Figure("python benchmarks/plan.py --json", 1),
-    "lab": Figure("python benchmarks/lab.py --json --table docs/figures/lab_pool.json", 1, alone=False),
+    "lab": Figure("python benchmarks/lab.py --json --losses docs/figures/lab_pool.json", 1, alone=False),
     "verify": Figure("python benchmarks/verify.py --json", 1, alone=False),
     "blind": Figure("python benchmarks/blind.py --json --table docs/figures/blind-cases.json", 1, alone=False),
     "rollouts": Figure("python benchmarks/rollouts.py --seed 7 --json", 1, alone=False),

@@ -2,14 +2,16 @@
 
     python benchmarks/speculate.py [--json] [--quick]
 
-Three small models (attention, a hybrid with Mamba-2, a mixture of experts) that have learned a text. Drafts come from prompt
-look-up, from lookahead, from a model of one layer, from the model's own multi-token prediction, two depths of one block, and
-from three Medusa heads, trained on the frozen model (Medusa-1). With a share α of the drafts accepted, k drafts give
-1 + α + … + α^k tokens per step of the target; that formula is set beside the speed-up. At this size a step is mostly Python:
-the speed-up says what the engine saves, not what a large model would.
+Three small models (attention, a hybrid with Mamba-2, a mixture of experts) that have learned a made-up text, in which each word
+has four successors. The prompts are from another text of the same words: no request is one that was learned. Drafts come from
+prompt look-up, from lookahead, from a model of one layer, from the model's own multi-token prediction, two depths of one block,
+and, trained on the frozen model, from three Medusa heads (Medusa-1) and from one block of EAGLE. With a share α of the drafts
+accepted, k drafts give 1 + α + … + α^k tokens per step of the target; that formula is set beside the speed-up. At this size a
+step is mostly Python: the speed-up says what the engine saves, not what a large model would.
 
 Sampling by a uniform number per (seed, token number) makes the sampled tokens equal, too, so that the chi-square test of the
-distribution is one of the sampler as well.        Leviathan et al. 2023; Cai et al. 2024 (Medusa); Fu et al. 2024
+distribution is one of the sampler as well.        Leviathan et al. 2023; Cai et al. 2024 (Medusa); Fu et al. 2024; Li et al.
+2024 (EAGLE)
 """
 
 from __future__ import annotations
@@ -17,11 +19,10 @@ from __future__ import annotations
 import dataclasses as dc
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from measure import Goal, Row, arguments, middle, progress, report, seconds
-from served import TEXT
 
 import dovetail as dt
 from dovetail.decoding.sampling import GREEDY, Sampling
@@ -41,8 +42,12 @@ EXPERTS = "{mixer: {heads: 2, head: 16}, ffn: {kind: moe, experts: 4, hidden: 32
 SPECS = {"attention": [ATTENTION] * 3, "Mamba-2 hybrid": [MAMBA, ATTENTION, MAMBA], "experts": [EXPERTS] * 3}
 DEPTHS = {"attention": [ATTENTION] * 2, "Mamba-2 hybrid": [MAMBA, ATTENTION], "experts": [EXPERTS] * 2}
 HEADS = 3  # of Medusa
+HEAD, BLOCK = {"kind": "medusa", "weight": 1.0}, {"mixer": {"heads": 2, "head": 16}, "ffn": {"hidden": 64}}
+AHEAD = {"medusa": [HEAD] * HEADS, "eagle": [{"kind": "eagle", "weight": 1.0, "block": BLOCK}]}
 DRAFT, DRAFTS = [ATTENTION], 4
-SURE = 0.001  # of a chi-square test: it fails by chance once in a thousand runs
+SURE = 0.01  # of a chi-square test: it fails by chance once in a hundred runs
+WORDS, SUCCESSORS = 60, (0.6, 0.2, 0.1, 0.1)
+LEARNED, HELD_OUT = 4000, 3000  # words
 
 
 @dc.dataclass(frozen=True)
@@ -54,6 +59,20 @@ class Sizes:
     draws: int = 4000
     rounds: int = 5
     new: int = 24
+    timed: int = 4  # requests, one at a time
+
+
+def text(seed: int, count: int) -> str:
+    """Words, each one of the successors of the word before; which these are is the same for every seed."""
+    rng = random.Random(0)
+    words = sorted({"".join(rng.choice("bdfgklmnprst") + rng.choice("aeiou") for _ in range(2)) for _ in range(2 * WORDS)})[
+        :WORDS
+    ]
+    after = {word: rng.sample(words, len(SUCCESSORS)) for word in words}
+    rng, chain = random.Random(seed), [words[0]]
+    while len(chain) < count:
+        chain += rng.choices(after[chain[-1]], SUCCESSORS)
+    return " ".join(chain)
 
 
 def trained(layers: list[str], tokenizer: Tokenizer, steps: int, depths: Sequence[str] = ()) -> Transformer:
@@ -63,30 +82,31 @@ def trained(layers: list[str], tokenizer: Tokenizer, steps: int, depths: Sequenc
     return learn_text(dt.build(spec, seed=1), tokenizer, steps)
 
 
-def with_medusa(model: Transformer, tokenizer: Tokenizer, steps: int) -> Transformer:
-    """The same model with Medusa heads instead of depths with a block; the heads alone are trained."""
-    other = dt.build(model.spec.set("mtp", [{"kind": "medusa", "weight": 1.0}] * HEADS), seed=1)
+def with_ahead(model: Transformer, ahead: Sequence[object], tokenizer: Tokenizer, steps: int) -> Transformer:
+    """The same model with other multi-token prediction, which alone is trained."""
+    other = dt.build(model.spec.set("mtp", ahead), seed=1)
     other.load_state_dict({name: tensor for name, tensor in model.state_dict().items() if name[:4] != "mtp."}, strict=False)
     train_only(other, weights_named(other.spec, ["mtp.*"]) or [])
     return learn_text(other, tokenizer, steps)
 
 
 def learn_text(model: Transformer, tokenizer: Tokenizer, steps: int) -> Transformer:
-    """The model after some steps on the text."""
-    windows = tokenizer.encode(TEXT * 8).unfold(0, 64, 8)
+    """The model after some steps on the text, of 32 windows each."""
+    windows = tokenizer.encode(text(1, LEARNED)).unfold(0, 64, 8)
+    order = torch.Generator().manual_seed(1)
     optimizer = torch.optim.Adam([weight for weight in model.parameters() if weight.requires_grad], lr=1e-2)
     model.train()
     for _ in range(steps):
-        model.loss(windows).backward()
+        model.loss(windows[torch.randint(len(windows), (32,), generator=order)]).backward()
         optimizer.step()
         optimizer.zero_grad()
     return model.eval()
 
 
 def requests(tokenizer: Tokenizer, sizes: Sizes, sampling: Sampling) -> list[Request]:
-    """Prompts from the text, of different lengths."""
-    ids, rng = tokenizer.encode(TEXT * 8).tolist(), random.Random(1)
-    cuts = [(rng.randrange(60), rng.randrange(4, 90)) for _ in range(sizes.prompts)]
+    """Prompts of different lengths, which were not learned."""
+    ids, rng = tokenizer.encode(text(2, HELD_OUT)).tolist(), random.Random(1)
+    cuts = [(rng.randrange(len(ids) - 90), rng.randrange(4, 90)) for _ in range(sizes.prompts)]
     return [
         Request(id=str(i), prompt=tuple(ids[begin : begin + n]), max_tokens=sizes.new, sampling=sampling)
         for i, (begin, n) in enumerate(cuts)
@@ -108,9 +128,9 @@ def answered(
 
 
 def figures(
-    name: str, model: Transformer, medusa: Transformer, smaller: Transformer, tokenizer: Tokenizer, sizes: Sizes
+    name: str, model: Transformer, ahead: Mapping[str, Transformer], smaller: Transformer, tokenizer: Tokenizer, sizes: Sizes
 ) -> list[Row]:
-    """The rows of one model; `medusa` is the same model with Medusa heads."""
+    """The rows of one model; `ahead` is the same model with other multi-token prediction."""
     rows: list[Row] = []
     asked = requests(tokenizer, sizes, GREEDY)
     _, want = answered(model, asked, None)
@@ -119,7 +139,8 @@ def figures(
         "lookahead": (model, lambda: Lookahead(model), DRAFTS),
         "draft model": (model, lambda: DraftModel(smaller, rows=4, longest=256, target=model), DRAFTS),
         "mtp": (model, lambda: own(model), min(DRAFTS, len(model.spec.mtp))),
-        "medusa": (medusa, lambda: own(medusa), min(DRAFTS, HEADS)),
+        "medusa": (ahead["medusa"], lambda: own(ahead["medusa"]), min(DRAFTS, HEADS)),
+        "eagle": (ahead["eagle"], lambda: own(ahead["eagle"]), DRAFTS),
     }
     for how, (target, make, drafts) in drafters.items():
         engine, got = answered(target, asked, make())
@@ -127,7 +148,7 @@ def figures(
         rows.append(Row(f"{name}, {how}: of {len(asked)} greedy texts, those that differ", differ, Goal(high=0)))
         share = engine.accepted / max(engine.drafted, 1)
         rows.append(Row(f"{name}, {how}: share of the drafts accepted", share))
-        rows.append(speed_up(f"{name}, {how}", target, asked[0], make, drafts, share, sizes))
+        rows.append(speed_up(f"{name}, {how}", target, asked[: sizes.timed], make, drafts, share, sizes))
     return rows
 
 
@@ -137,22 +158,23 @@ def own(model: Transformer, rows: int = 4) -> Drafter:
 
 
 def speed_up(
-    name: str, model: Transformer, request: Request, make: Callable[[], Drafter], drafts: int, share: float, sizes: Sizes
+    name: str, model: Transformer, asked: list[Request], make: Callable[[], Drafter], drafts: int, share: float, sizes: Sizes
 ) -> Row:
-    """Time without drafts ÷ with, one request alone, beside the formula."""
+    """Time without drafts ÷ with, one request at a time, beside the formula."""
     ratios = []
     for _ in range(sizes.rounds + 1):
-        plain = seconds(lambda: answered(model, [request], None, rows=1))
-        ratios.append(plain / seconds(lambda: answered(model, [request], make(), rows=1)))
+        plain = seconds(lambda: answered(model, asked, None, rows=1))
+        ratios.append(plain / seconds(lambda: answered(model, asked, make(), rows=1)))
     value, spread = middle(ratios[1:])
     formula = sum(share**i for i in range(drafts + 1))
-    return Row(f"{name}: speed-up, batch 1 (tokens per step by the formula at this share: {formula:.2f})", value, None, spread)
+    how = f"{len(asked)} requests, one at a time (tokens per step by the formula at this share: {formula:.2f})"
+    return Row(f"{name}: speed-up, {how}", value, None, spread)
 
 
 def chi_square(how: str, drafter: Drafter, model: Transformer, tokenizer: Tokenizer, draws: int) -> list[Row]:
     """Third tokens, which are sampled behind a draft of the second where that is accepted, against the model's own probs summed
     over the first two."""
-    prompt = tuple(tokenizer.encode(TEXT * 2).tolist()[:40])  # into the second copy: look-up finds there what follows
+    prompt = tuple(tokenizer.encode(text(2, HELD_OUT)).tolist()[:120])  # look-up finds the last words there
     asked = [
         Request(id=str(i), prompt=prompt, max_tokens=3, sampling=Sampling(temperature=1.3, top_k=8, seed=i))
         for i in range(draws)
@@ -201,21 +223,21 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    sizes = Sizes(prompts=6, steps=5, draws=200, rounds=1, new=8) if given.quick else Sizes()
-    tokenizer = learn(TEXT * 20, 400)
+    sizes = Sizes(prompts=6, steps=5, draws=200, rounds=1, new=8, timed=1) if given.quick else Sizes()
+    tokenizer = learn(text(1, LEARNED), 400)
     smaller = trained(DRAFT, tokenizer, sizes.steps)
     rows: list[Row] = []
     with progress("speculate", len(SPECS)) as tick:
         for name, layers in SPECS.items():
             model = trained(layers, tokenizer, sizes.steps, DEPTHS[name])
-            medusa = with_medusa(model, tokenizer, sizes.steps)
-            rows += figures(name, model, medusa, smaller, tokenizer, sizes)
+            ahead = {kind: with_ahead(model, depths, tokenizer, sizes.steps) for kind, depths in AHEAD.items()}
+            rows += figures(name, model, ahead, smaller, tokenizer, sizes)
             if name == "attention":
                 drafters = (
                     ("look-up", model, PromptLookup()),
                     ("lookahead", model, Lookahead(model)),
                     ("mtp", model, own(model, 8)),
-                    ("medusa", medusa, own(medusa, 8)),
+                    *((kind, target, own(target, 8)) for kind, target in ahead.items()),
                 )
                 for how, target, drafter in drafters:
                     rows += chi_square(how, drafter, target, tokenizer, sizes.draws)

@@ -17,7 +17,7 @@ from measure import Goal, Row, arguments, progress, report
 
 from dovetail.construction import build
 from dovetail.core.errors import DovetailError
-from dovetail.hf.peaked import Inputs, in_bfloat16, opinionated, randomize
+from dovetail.hf.peaked import Inputs, in_bfloat16, randomize, with_peaked_logits
 from dovetail.hf.shrink import shrink
 from dovetail.hf.survey import typical
 from dovetail.model import Model, ModelModule
@@ -69,7 +69,7 @@ def measured(work: tuple[str, int, int]) -> Counts:
     flips = without = refused = 0
     for seed in range(seeds):
         try:
-            flips += differing(opinionated(spec, seed)[0], spec, seed)
+            flips += differing(with_peaked_logits(spec, seed)[0], spec, seed)
         except DovetailError:  # no clear margin
             refused += 1
         random = build(spec, seed=seed)

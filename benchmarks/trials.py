@@ -176,7 +176,7 @@ def by_distance(model: ModelModule, batch: Batch) -> list[float]:
         stream.append(x.detach().requires_grad_())
         return stream[0]
 
-    logits = model(batch.tokens, Ctx(layout=batch.layout, listen=Listener({"embedded": listen})))
+    logits = model(batch.tokens, Ctx(layout=batch.layout, taps=Listener({"embedded": listen})))
     loss = F.cross_entropy(logits[:, -1], batch.labels[:, -1], reduction="sum")
     (grad,) = torch.autograd.grad(loss, stream)
     return grad.double().norm(dim=-1).mean(0).flip(0).tolist()

@@ -35,7 +35,7 @@ class Setup:
     length: int = 10
     of_topic: float = 0.5  # the fraction of words that are of the topic
     width: int = 32
-    steps: int = 500
+    steps: int = 900
     tested: int = 256
     vocab: int = 1000
     characters: int = 150_000  # of the text that tokenizers are trained on

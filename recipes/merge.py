@@ -3,7 +3,7 @@
     w = ½ (w_A + w_B)          w_A = base + what task A changed,  w_B = base + what task B changed
 
 A base learns two tasks from noisy answers: copy a sequence, or reverse it, named by a token. One fine-tune sees only clean
-copies, the other only clean reversals; each gets better at its task, and the one that copies forgets how to reverse. Both lie
+copies, the other only clean reversals; each gets better at its task, until it has forgotten the other (a loss of 1.5). Both lie
 near the base, where the loss is nearly convex, so the mean of their weights is good at both tasks (Wortsman et al. 2022)
 without one further step of training. The same mean of fine-tunes of two different bases is useless: equal functions can have
 different weights.
@@ -34,11 +34,12 @@ class Setup:
     length: int = 4
     width: int = 32
     steps: int = 500  # of the base
-    tuning: int = 80
+    tuning: int = 400  # steps at most: a fine-tune ends where it has forgotten the other task
+    forgotten: float = 1.5  # loss, in nats per token
     noise: float = 0.2  # the fraction of random answers that the base sees
     batch: int = 64
     lr: float = 0.01
-    tuning_lr: float = 0.012
+    tuning_lr: float = 0.004
 
 
 QUICK = Setup(steps=350)
@@ -66,22 +67,33 @@ def measure(setup: Setup, model: dt.Transformer, task: str) -> tuple[float, floa
     return float((logits.argmax(-1) == targets[known]).float().mean()), float(cross_entropy(logits, targets[known]))
 
 
-def train(setup: Setup, model: dt.Transformer, tasks: tuple[str, ...], steps: int, lr: float, noise: float, seed: int) -> None:
-    """Train a model on rows of these tasks."""
+def train(setup: Setup, model: dt.Transformer, seed: int) -> None:
+    """Train a model on noisy rows of both tasks."""
     draw = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr, betas=(0.9, 0.99), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
-    for step in range(steps):
-        batches = [rows(setup, task, setup.batch // len(tasks), draw, noise) for task in tasks]
-        ids, targets = (torch.cat(part) for part in zip(*batches, strict=True))
-        loss = model.loss(ids, targets)
+    optimizer = torch.optim.AdamW(model.parameters(), setup.lr, betas=(0.9, 0.99), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, setup.lr, total_steps=setup.steps, pct_start=0.1)
+    for step in range(setup.steps):
+        batches = [rows(setup, task, setup.batch // 2, draw, setup.noise) for task in TASKS]
+        loss = model.loss(*(torch.cat(part) for part in zip(*batches, strict=True)))
         loss.backward()
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        if step % 50 == 49 or step + 1 == steps:
-            end = "\n" if step + 1 == steps else "\r"
-            print(f"  {' and '.join(tasks)}: step {step + 1}, loss {loss.item():.3f}", end=end, file=sys.stderr, flush=True)
+        if step % 50 == 49:
+            print(f"  base: step {step + 1}, loss {loss.item():.3f}", file=sys.stderr, flush=True)
+
+
+def tune(setup: Setup, model: dt.Transformer, task: str, seed: int) -> None:
+    """Tune a model on clean rows of one task until it has forgotten the other."""
+    draw, (other,) = torch.Generator().manual_seed(seed), {*TASKS} - {task}
+    optimizer = torch.optim.AdamW(model.parameters(), setup.tuning_lr, betas=(0.9, 0.99), weight_decay=0.01)
+    for step in range(setup.tuning):
+        if step % 5 == 0 and measure(setup, model, other)[1] >= setup.forgotten:
+            print(f"  {task}: {other} is forgotten after {step} steps", file=sys.stderr, flush=True)
+            return
+        model.loss(*rows(setup, task, setup.batch, draw)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def base_of(setup: Setup, seed: int) -> dt.Transformer:
@@ -91,7 +103,7 @@ def base_of(setup: Setup, seed: int) -> dt.Transformer:
         " layers: [{repeat: 2, mixer: {heads: 4}, ffn: {hidden: 64}}]}"
     )
     model = dt.build(spec, seed=seed)
-    train(setup, model, TASKS, setup.steps, setup.lr, setup.noise, seed)
+    train(setup, model, seed)
     return model
 
 
@@ -108,7 +120,7 @@ def experiment(setup: Setup, seed: int, fault: str | None) -> tuple[Figures, Any
     bases = {"copy": base, "reverse": base_of(setup, seed + 1000) if fault == "strangers" else base}
     tuned = {task: copy.deepcopy(model) for task, model in bases.items()}
     for task, model in tuned.items():
-        train(setup, model, (task,), setup.tuning, setup.tuning_lr, 0.0, seed + 1)
+        tune(setup, model, task, seed + 1)
     shares = torch.linspace(0, 1, 11).tolist()
     line = [[measure(setup, mixed(*tuned.values(), share), task) for task in TASKS] for share in shares]
     of_base = [measure(setup, base, task) for task in TASKS]
@@ -126,7 +138,7 @@ def experiment(setup: Setup, seed: int, fault: str | None) -> tuple[Figures, Any
             0.3,
         ),
         "accuracy of the mean, worse of both tasks": (min(hits for hits, _ in mean), 0.9, None),
-        "accuracy of a fine-tune on the other task, worse of both": (min(hits for hits, _ in others), None, 0.8),
+        "accuracy of a fine-tune on the other task, worse of both": (min(hits for hits, _ in others), None, 0.85),
     }
     return figures, {"shares": shares, "line": line, "base": of_base}
 

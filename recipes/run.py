@@ -1,6 +1,6 @@
 """Every recipe over three seeds and once with each of its faults: do all goals hold, and in how many minutes?
 
-    python recipes/run.py [--json] [--quick] [--only vae,gan] [--seeds 3] [--pictures docs/recipes]
+    python recipes/run.py [--json] [--quick] [--only vae,gan] [--seeds 3] [--pictures docs/_static/recipes]
 
 A figure is the value of the worst seed, and holds if every seed does. A fault has to move its figure past the goal by at least
 twice the range over the seeds. What is finished is kept in .full/recipes/, by the sources that a recipe can run: a run that was
@@ -24,6 +24,7 @@ from figures import sources  # noqa: E402
 from measure import Goal, Row, arguments, report  # noqa: E402
 
 Value = tuple[float, float | None, float | None]  # as in figures.json of a recipe: value, lowest and highest that hold
+WIDE = 1480  # pixels of a picture for the page
 MEDIAN, LONGEST, MOVED = 4.0, 12.0, 2.0  # minutes per seed, of all recipes and of any; of the range over seeds
 
 
@@ -52,14 +53,24 @@ def margin(value: Value) -> float:
     return min(x - low if low is not None else float("inf"), high - x if high is not None else float("inf"))
 
 
+def write_small(picture: Path, to: Path) -> None:
+    """Write a picture for the page: as wide as its column on a screen of two pixels per point, of 48 colors."""
+    from PIL import Image  # matplotlib needs it as well
+
+    with Image.open(picture) as image:
+        size = min(image.width, WIDE), round(image.height * min(1, WIDE / image.width))
+        small = image.convert("RGB").resize(size, Image.Resampling.LANCZOS).quantize(48, dither=Image.Dither.NONE)
+    to.parent.mkdir(parents=True, exist_ok=True)
+    small.save(to, optimize=True)
+
+
 def rows(name: str, seeds: int, quick: bool, pictures: Path | None) -> tuple[list[Row], float]:
     """The rows of a recipe, and its minutes per seed."""
     place = ROOT / ".full" / "recipes" / f"{name}-{sources(f'python recipes/{name}.py')}{'-quick' if quick else ''}"
     sizes = ["--quick"] if quick else []
     by_seed = ran(name, [*sizes, "--seeds", str(seeds)], place / f"seeds-{seeds}")
     if pictures is not None:
-        pictures.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(place / f"seeds-{seeds}" / name / f"{name}.png", pictures / f"{name}.png")
+        write_small(place / f"seeds-{seeds}" / name / f"{name}.png", pictures / f"{name}.png")
     figures: dict[str, list[Value]] = {}
     for one in by_seed.values():
         for figure, value in one["figures"].items():

@@ -168,7 +168,7 @@ def draw(figure: Any, runs: list[Any]) -> None:
     titles = {
         "samples": "codes from N(0, 1), β = 1",
         "garbage": "codes from N(0, 1), no KL term",
-        "walk": "a walk between the codes of a 0, 7, 6 and 4",
+        "walk": "a walk between four codes",
     }
     for axes, (name, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
         tiles = torch.nn.functional.pad(runs[0][name].view(9, 9, 8, 8), (1, 1, 1, 1)).clamp(0, 1)

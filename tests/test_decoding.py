@@ -5,6 +5,7 @@ import torch
 
 from dovetail import build, load_spec
 from dovetail.core.errors import InputError, StateError
+from dovetail.core.ranks import Ranks
 from dovetail.decoding.steps import Decoder, Unchanged
 from dovetail.state.pool import Pool
 from dovetail.weights.adapters.attach import attach, detach
@@ -93,7 +94,7 @@ def test_models_of_one_shape_have_graphs_of_their_own(monkeypatch):
 
 def test_a_sharded_model_is_not_compiled():
     model = build("llama-tiny")
-    model.ranks = object()
+    model.ranks = Ranks(object())
     with pytest.raises(InputError, match="compiled: a model that is sharded"):
         decoder_of(model, compiled=True)
 

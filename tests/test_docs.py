@@ -84,6 +84,7 @@ def test_there_are_no_other_exceptions() -> None:
         "additive_cross_attention",
         "multiplicative_attention",
         "multiplicative_cross_attention",
+        "differential_attention",
         "linformer",
         "nsa",
         "mamba",
@@ -94,6 +95,7 @@ def test_there_are_no_other_exceptions() -> None:
         "softmax_router",
         "sigmoid_router",
         "medusa",
+        "eagle",
         "mtp",
     }
     assert declaring <= table  # a new one belongs there

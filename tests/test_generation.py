@@ -181,7 +181,7 @@ def test_top_p_is_that_of_a_full_sort(top_p, spread):
 
 
 @given(
-    st.lists(st.floats(-40, 40), min_size=1, max_size=9),
+    st.lists(st.floats(-40, 40, width=32, allow_subnormal=False), min_size=1, max_size=9),  # torch may read those as 0
     st.floats(0.01, 3),
     st.floats(0, 1) | st.just(1.0),
     st.floats(0.001, 1) | st.just(1.0),

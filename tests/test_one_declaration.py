@@ -134,9 +134,11 @@ def test_a_wrong_value_is_refused_alike_on_the_command_line_and_in_a_call(verb: 
     for text, value in wrong_values(option):
         problem = option.problem(value)
         assert problem is not None
-        words = [text] if option.option.argument else [f"{flags(option)[0]}={text}"]
+        arguments = [one.name for one in command.options.values() if one.option.argument]
+        words = [*["x"] * arguments.index(name), text] if option.option.argument else [f"{flags(option)[0]}={text}"]
         said = message(lambda words=words: parse(verb, "", command.options, words))
-        assert said == f"{verb}: {flags(option)[0]}: {problem}; see dovetail {verb} --help"
+        shown = option.option.form if option.option.argument else flags(option)[0]
+        assert said == f"{verb}: {shown}: {problem}; see dovetail {verb} --help"
         for function in command.functions:
             if name in declared(function) and function.__name__ in dt.__all__:
                 public = getattr(dt, function.__name__)

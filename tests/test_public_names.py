@@ -61,7 +61,7 @@ model = dovetail.build(spec)
 assert isinstance(spec, dovetail.Model)
 layout = dovetail.TokenLayout.whole(1, 3)
 listener = dovetail.Listener({})
-logits = model(torch.tensor([[5, 7, 11]]), dovetail.Ctx(layout=layout, listen=listener))
+logits = model(torch.tensor([[5, 7, 11]]), dovetail.Ctx(layout=layout, taps=listener))
 assert logits.shape == (1, 3, 90)
 assert dovetail.Pool(spec, rows=1, capacity=4).bytes() > 0
 other = spec.set("layers.*.mixer.kv_heads", 1)
@@ -74,6 +74,8 @@ assert dovetail.show(spec).parameters > 0
 assert "class Model" in dovetail.emit(spec).text
 assert dovetail.can_serve(spec, "native") == []
 assert dovetail.list_parts("norm")[0].group == "norm"
+assert dovetail.check_exercise("2.2", 8.0).right
+assert "masks" in [exercise.chapter for exercise in dovetail.list_exercises()]
 assert "induction" in [recipe.name for recipe in dovetail.list_recipes()]
 assert dovetail.copy_recipe("induction", out=f"{tempfile.mkdtemp()}/recipe.py").out.is_file()
 assert dovetail.graft(model, other).model.part == other

@@ -89,9 +89,10 @@ def test_sdist_and_wheel_have_the_name_and_the_files(built: Path) -> None:
     source = {name for name in source if "__pycache__" not in name}
     recipes = {f"dovetail/recipes/{path.name}" for path in (ROOT / "recipes").glob("*.py")}
     assert len(recipes) > 1
+    book = {"dovetail/book/exercises.yaml", "dovetail/book/index.md"}
     with zipfile.ZipFile(_wheel(built)) as archive:
         names = set(archive.namelist())
-    assert {name for name in names if name.startswith("dovetail/")} == source | recipes
+    assert {name for name in names if name.startswith("dovetail/")} == source | recipes | book
     assert not [name for name in names if name.startswith(("checks/", "tests/"))], (
         "our numbers and seeded bugs are not for users"
     )
@@ -110,6 +111,9 @@ def test_the_container_has_what_the_wheel_needs(built: Path, tmp_path: Path) -> 
         shutil.copy(ROOT / name, tmp_path / name)
     for name in ("src", "recipes"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "docs/book").mkdir(parents=True)
+    for name in ("docs/book/exercises.yaml", "docs/book/index.md"):
+        shutil.copy(ROOT / name, tmp_path / name)
     _run(tmp_path, sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "-q", "-w", "wheels")
     with zipfile.ZipFile(tmp_path / "wheels" / _wheel(built).name) as small, zipfile.ZipFile(_wheel(built)) as full:
         assert {item.filename: item.CRC for item in small.infolist()} == {item.filename: item.CRC for item in full.infolist()}

@@ -17,6 +17,8 @@ RUNS: dict[str, list[str]] = {
     "port": ["--json"],
     "recipes": [],
     "recipes copy": ["induction", "--json"],
+    "learn": ["--json"],
+    "learn check": ["scaled_dot_products.2", "8"],
     "show": ["llama-tiny", "--html", "show.html"],
     "diff": ["llama-tiny", "llama-tiny", "--swap", "position=alibi"],
     "match": ["llama-tiny", "llama-tiny", "--swap", "position=alibi", "--params"],

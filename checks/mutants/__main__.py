@@ -15,6 +15,8 @@ from typing import Any
 
 from checks.mutants import __doc__ as about
 
+WORKERS = 2
+
 
 def main(given: Sequence[str] | None = None) -> int:
     """Seed the bugs, print each result when it is known, and return the exit code."""
@@ -47,7 +49,7 @@ def main(given: Sequence[str] | None = None) -> int:
     else:
         from checks.mutants.run import run_seeded
 
-        data = run_seeded(quick=flags.quick, only=flags.only, tested=show)
+        data = run_seeded(quick=flags.quick, only=flags.only, tested=show, workers=WORKERS)
     if flags.json:
         print(json.dumps(data, ensure_ascii=False, indent=1))
     else:

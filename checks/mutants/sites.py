@@ -54,7 +54,22 @@ NOT_RUN = ("core/finite.py", "core/memory.py", "core/layers.py", "core/dtypes.py
 LEFT_OUT = ("core/errors.py", "core/limits.py", "parallel/pair.py", *NOT_RUN)
 # module constants that choose how something is computed, never what
 SETTINGS = frozenset(
-    {"TILE", "PIECE", "CHUNK", "LEAST", "FEW", "MAX_COUNTED", "LONGEST", "MOST", "SHORT", "CACHED_MASKS", "LANE"}
+    {
+        "TILE",
+        "PIECE",
+        "CHUNK",
+        "LEAST",
+        "LEAST_RUNS",
+        "MOST_DECODE_QUERIES",
+        "TOP_P_CANDIDATES",
+        "HEAP_SLACK",
+        "MAX_COUNTED",
+        "LONGEST",
+        "MOST",
+        "SHORT",
+        "CACHED_MASKS",
+        "LANE",
+    }
     | {"MAX_FACTOR", "MAX_MASKS", "MAX_PICKS", "MAX_STATE", "LARGEST_SPREAD"}  # bounds of fields
 )
 NO_EFFECT = frozenset({"Mistake"})  # calls that describe, and compute nothing

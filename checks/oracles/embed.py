@@ -14,6 +14,7 @@ from dovetail.construction import build
 from dovetail.core.ctx import Ctx
 from dovetail.core.errors import InputError
 from dovetail.core.layout import TokenLayout
+from dovetail.core.ranks import Ranks
 from dovetail.core.scope import Scope
 from dovetail.proof.laws.oracle import Comparison, alone, ctx, eye, numbers, oracle, part, row
 
@@ -42,7 +43,7 @@ def tokens() -> Iterator[Comparison]:
     yield Comparison("projected to three", narrow.widen(numbers([[[5.0, 6.0]]])), [[[5.0, 6.0, 11.5]]], near=0)
     first = alone(part("tokens"), {"table": [*TABLE, [9.0, 9.0, 9.0, 9.0]]}, vocab=4, embed=4)
     first.table = Parameter(numbers(TABLE[:2]))  # the first of two ranks has rows 0 and 1; row 2 comes from the other
-    both = first(ids, Ctx(layout=row(2), ranks=Halved([[[5.0, 6.0, 7.0, 8.0], [0.0, 0.0, 0.0, 0.0]]])))[0]
+    both = first(ids, Ctx(layout=row(2), ranks=Ranks(Halved([[[5.0, 6.0, 7.0, 8.0], [0.0, 0.0, 0.0, 0.0]]]))))[0]
     yield Comparison("rows of two ranks", both.detach(), [[[5.0, 6.0, 7.0, 8.0], [1.0, 2.0, 3.0, 4.0]]], near=0)
     yield from _shared()
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.ranks import Ranks
 from dovetail.proof.laws.oracle import row
 
 Numbers = float | Sequence[Any]  # of any depth
@@ -41,15 +42,15 @@ class Halved:
         """The sum of this rank plus that of the other."""
         return x + self._other(x)
 
-    def leave(self, x: Tensor) -> Tensor:
+    def reduce_from_region(self, x: Tensor) -> Tensor:
         """The sum of this rank plus that of the other."""
         return x + self._other(x)
 
-    def enter(self, x: Tensor) -> Tensor:
+    def copy_to_region(self, x: Tensor) -> Tensor:
         """x; its gradient is this rank's part alone."""
         return x
 
-    def join(self, x: Tensor) -> Tensor:
+    def gather_from_region(self, x: Tensor) -> Tensor:
         """The channels of this rank, then those of the other."""
         return torch.cat([x, self._other(x)], -1)
 
@@ -63,4 +64,4 @@ class Halved:
 
 def halved(*others: Numbers) -> Ctx:
     """The ctx of a forward pass of one token on such a rank."""
-    return Ctx(layout=row(1), ranks=Halved(*others))
+    return Ctx(layout=row(1), ranks=Ranks(Halved(*others)))

@@ -11,6 +11,7 @@ from torch.nn import Parameter
 from checks.oracles.first_rank import halved
 from dovetail.construction import build
 from dovetail.core.ctx import Ctx
+from dovetail.core.draws import Draws
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
 from dovetail.ops.vocab import chunked_cross_entropy
@@ -139,7 +140,7 @@ def classifier() -> Iterator[Comparison]:
     yield Comparison("behind norm(relu(W x))", logits, [[1.49998000, -1.49996000, 4.49994000]])
     for name in ("classifier", "token_classifier"):
         dropping = alone(part(name, classes=3, dropout=0.5), OUT, embed=2)
-        kept = dropping.hidden(numbers([[[1.0] * 2] * 32]), Ctx(layout=row(32), seed=3))
+        kept = dropping.hidden(numbers([[[1.0] * 2] * 32]), Ctx(layout=row(32), draws=Draws(3)))
         yield Comparison(f"{name}: dropout ½ leaves 0 or 2", sorted(set(kept.flatten().tolist())), [0.0, 2.0])
         whole = dropping.hidden(numbers([[2.0, 4.0]]), Ctx(layout=TokenLayout.whole(1, 1)))
         yield Comparison(f"{name}: dropout only in training", whole, [[2.0, 4.0]])

@@ -168,17 +168,17 @@ def tiny_probs() -> Iterator[Comparison]:
 @oracle("attention")
 def plain() -> Iterator[Comparison]:
     """Where a kernel's own flag is the whole mask: queries and keys begin together, or there is one query at the end."""
-    causal, both = part("causal"), part("full")
-    yield Comparison("as long as the keys", is_plain(causal, row(5), row(5)), True)
-    yield Comparison("fewer", is_plain(causal, row(3), row(5)), False)
-    yield Comparison("the last", is_plain(causal, row(1, start=4), row(5)), True)
-    yield Comparison("the last but one", is_plain(causal, row(1, start=3), row(5)), False)
-    yield Comparison("one beyond", is_plain(causal, row(1, start=6), row(5)), False)
-    yield Comparison("two, at and beyond the end", is_plain(causal, row(2, start=4), row(5)), False)
-    yield Comparison("keys that begin later", is_plain(causal, row(5, start=1), row(5, start=1)), False)
-    yield Comparison("documents", is_plain(both, TokenLayout.packed([[2, 3]], 5), row(5)), False)
-    yield Comparison("full, from any start", is_plain(both, row(2, start=3), row(5)), True)
-    yield Comparison("a window", is_plain(causal & part("window", size=9), row(5), row(5)), False)
+    causal = part("causal")
+    yield Comparison("as long as the keys", is_plain("causal", row(5), row(5)), True)
+    yield Comparison("fewer", is_plain("causal", row(3), row(5)), False)
+    yield Comparison("the last", is_plain("causal", row(1, start=4), row(5)), True)
+    yield Comparison("the last but one", is_plain("causal", row(1, start=3), row(5)), False)
+    yield Comparison("one beyond", is_plain("causal", row(1, start=6), row(5)), False)
+    yield Comparison("two, at and beyond the end", is_plain("causal", row(2, start=4), row(5)), False)
+    yield Comparison("keys that begin later", is_plain("causal", row(5, start=1), row(5, start=1)), False)
+    yield Comparison("documents", is_plain("all", TokenLayout.packed([[2, 3]], 5), row(5)), False)
+    yield Comparison("full, from any start", is_plain("all", row(2, start=3), row(5)), True)
+    yield Comparison("a window", is_plain((causal & part("window", size=9)).flag(), row(5), row(5)), False)
 
 
 Asked = list[tuple[Shape, frozenset[str]]]
@@ -214,7 +214,8 @@ def _compiling() -> Iterator[None]:
 @oracle("attention")
 def cost_shapes() -> Iterator[Comparison]:
     """The shape that costs depend on: rows, queries, keys, heads, head, whether the mask is plain, and the scores in the tiles
-    of 64 × 64 that it touches, which are planned from four tiles on. A window of 64 touches a query's tile and the previous."""
+    of 64 × 64 that it touches, which are planned from four tiles on. A window of 64 touches a query's tile and the previous.
+    Where the mask is plain, the kernel with a flag runs, and no cost is computed."""
 
     def shape(mask: Any, n: int, needs: str = "", bias: Any = None, keys: int | None = None) -> tuple[list[int], str]:
         scoring, layout = _scoring(mask, 8, bias=bias), TokenLayout.whole(2, n)
@@ -226,9 +227,12 @@ def cost_shapes() -> Iterator[Comparison]:
     yield Comparison("short", shape(near, 255)[0], [2, 255, 255, 8, 3, 0, 65025], near=0)
     yield Comparison("long: 1 + 2 + 2 + 2 tiles", shape(near, 256)[0], [2, 256, 256, 8, 3, 0, 28672], near=0)
     yield Comparison("more keys", shape(near, 100, keys=120)[0], [2, 100, 120, 8, 3, 0, 12000], near=0)
-    yield Comparison("plain", shape(causal, 256)[0], [2, 256, 256, 8, 3, 1, 65536], near=0)
     biased = shape(causal, 256, "bias", _weighted)
     yield Comparison("with a bias: 1 + 2 + 3 + 4 tiles", biased[0], [2, 256, 256, 8, 3, 0, 40960], near=0)
+    with _listening() as asked:
+        layout = TokenLayout.whole(2, 256)
+        backend, flag = chosen(torch.empty(2, 256, 8, 3), _scoring(causal, 8), layout, layout, frozenset())
+    yield Comparison("plain", [backend.name, flag, len(asked)], ["torch", "causal", 0], near=0)
     halves = part("by_head", masks=(causal, near))
     yield Comparison("two masks by head", shape(halves, 256)[0], [2, 256, 256, 8, 3, 0, 34816], near=0)
     yield Comparison("needs", biased[1], "bias")

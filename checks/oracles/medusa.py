@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dovetail.construction import build
-from dovetail.core.ctx import Ctx
+from dovetail.core.ctx import Ctx, Losses
 from dovetail.proof.laws.oracle import REAL, Comparison, alone, numbers, oracle, part, row
 
 TOKENS = torch.tensor([[0, 1, 2, 1]])
@@ -60,6 +60,6 @@ def _losses(own: bool) -> list[float]:
             if not name.endswith(".scale"):
                 weight.copy_(numbers(given[name]) if name in given else torch.zeros(()))
     found: dict[str, Tensor] = {}
-    model.hidden(TOKENS, Ctx(layout=row(4), losses=found))
+    model.hidden(TOKENS, Ctx(layout=row(4), losses=Losses(found)))
     assert list(found) == ["mtp.0.loss", "mtp.1.loss"], list(found)
     return [loss.item() for loss in found.values()]

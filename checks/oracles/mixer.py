@@ -70,7 +70,7 @@ def pattern() -> Iterator[Comparison]:
     """The probs, at the tap `pattern`."""
     patterns: list[Tensor] = []
     module = _attention()
-    module(numbers([TOKENS]), Ctx(layout=row(3), listen=Listener({"*pattern": lambda _, x: patterns.append(x)})))
+    module(numbers([TOKENS]), Ctx(layout=row(3), taps=Listener({"*pattern": lambda _, x: patterns.append(x)})))
     rows = [[1.0, 0.0, 0.0], [0.33023845, 0.66976155, 0.0], [0.40111209, 0.19777581, 0.40111209]]
     yield Comparison("probs", patterns[0], [[rows]])
 

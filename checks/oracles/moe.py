@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
+from dovetail.core.ctx import Ctx, Losses
+from dovetail.core.draws import Draws
 from dovetail.core.layout import TokenLayout
 from dovetail.ops.expert import dispatch
 from dovetail.proof.laws.oracle import Comparison, alone, ctx, eye, numbers, oracle, part
@@ -98,7 +99,9 @@ def sigmoid() -> Iterator[Comparison]:
 def added(kind: str, weight: Any, x: Any, layout: TokenLayout, **fields: Any) -> dict[str, Tensor]:
     """The losses that a router adds."""
     losses: dict[str, Tensor] = {}
-    alone(part(kind, **fields), {"out.weight": weight}, embed=2, experts=4)(numbers(x), Ctx(layout=layout, losses=losses))
+    alone(part(kind, **fields), {"out.weight": weight}, embed=2, experts=4)(
+        numbers(x), Ctx(layout=layout, losses=Losses(losses))
+    )
     return losses
 
 
@@ -116,7 +119,7 @@ def balance() -> Iterator[Comparison]:
     module = alone(part("softmax_router", balance_bias=True), {"out.weight": TENTHS, "balance": [0.0] * 4}, embed=2, experts=4)
     module(numbers(x), Ctx(layout=TokenLayout.padded([2], 3)))
     yield Comparison("load in evaluation", module.load, [0.0] * 4)
-    module(numbers(x), Ctx(layout=TokenLayout.padded([2], 3), seed=1))
+    module(numbers(x), Ctx(layout=TokenLayout.padded([2], 3), draws=Draws(1)))
     yield Comparison("load in training", module.load, [1.0, 0.0, 1.0, 2.0])
     module.rebalance()  # the mean is 1
     yield Comparison("bias after rebalance", module.balance, [0.0, 0.001, 0.0, -0.001])
@@ -125,13 +128,17 @@ def balance() -> Iterator[Comparison]:
     full = alone(part("softmax_router", top_k=1, capacity=0.8), {"out.weight": TENTHS}, embed=2, experts=4)
     rows = numbers([[[1.0, 0.0], *[[1.0, 0.0]] * 4, [0.0, 1.0], [1.0, 0.0]]])
     late = TokenLayout.of(torch.arange(7)[None], torch.tensor([[-1, 0, 0, 0, 0, 0, 0]]))
-    yield Comparison("within capacity", full(rows, Ctx(layout=late, seed=1))[1].flatten()[1:], [1.0, 1.0, 0.0, 0.0, 1.0, 0.0])
+    yield Comparison(
+        "within capacity", full(rows, Ctx(layout=late, draws=Draws(1)))[1].flatten()[1:], [1.0, 1.0, 0.0, 0.0, 1.0, 0.0]
+    )
     yield Comparison("no capacity in evaluation", full(rows, Ctx(layout=late))[1].flatten(), [1.0] * 7)
     both = alone(part("softmax_router", top_k=2, capacity=0.5), {"out.weight": TENTHS}, embed=2, experts=4)
-    weights = both(numbers([ONE[0] * 2 + OTHER[0]]), Ctx(layout=TokenLayout.whole(1, 3), seed=1))[1]  # a capacity of one
+    weights = both(numbers([ONE[0] * 2 + OTHER[0]]), Ctx(layout=TokenLayout.whole(1, 3), draws=Draws(1)))[
+        1
+    ]  # a capacity of one
     yield Comparison("first choices before second ones", weights, [[[4 / 7, 3 / 7], [0.0, 0.0], [5 / 8, 0.0]]])
     # token (1, 1) has 4, 2, 5, 9 twentieths: its first choice, expert 3, comes before the second choice of the token before it
-    weights = both(numbers([[[1.0, 0.0], [1.0, 1.0]]]), Ctx(layout=TokenLayout.whole(1, 2), seed=1))[1]
+    weights = both(numbers([[[1.0, 0.0], [1.0, 1.0]]]), Ctx(layout=TokenLayout.whole(1, 2), draws=Draws(1)))[1]
     yield Comparison("first choices of later tokens too", weights, [[[4 / 7, 0.0], [9 / 14, 5 / 14]]])
 
 

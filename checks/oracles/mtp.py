@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dovetail.construction import build
-from dovetail.core.ctx import Ctx
+from dovetail.core.ctx import Ctx, Losses
 from dovetail.proof.laws.oracle import REAL, Comparison, alone, eye, numbers, oracle, part, row
 
 ZEROS = [[0.0, 0.0], [0.0, 0.0]]
@@ -59,7 +59,7 @@ def _losses(proj: Any, labels: Tensor | None = None) -> dict[str, float]:
             if not name.endswith(".scale"):
                 weight.copy_(numbers(given[name]) if name in given else torch.zeros(()))
     losses: dict[str, Tensor] = {}
-    model.hidden(TOKENS, Ctx(layout=row(4), labels=labels, losses=losses))
+    model.hidden(TOKENS, Ctx(layout=row(4), labels=labels, losses=Losses(losses)))
     return {name: loss.item() for name, loss in losses.items()}
 
 

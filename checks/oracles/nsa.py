@@ -66,25 +66,23 @@ def picked() -> Iterator[Comparison]:
     """The own block, the first block, the best of the others; heads of one KV head select by the sum of their probs."""
     picks: list[Tensor] = []
     two = _sparse([SHUT, OPEN, SHUT], heads=2)
-    z = two(numbers([TOKENS]), Ctx(layout=row(8), listen=Listener({"*picked": lambda _, x: picks.append(x)})))[0]
+    z = two(numbers([TOKENS]), Ctx(layout=row(8), taps=Listener({"*picked": lambda _, x: picks.append(x)})))[0]
     expected = [[0, -1, -1], [0, -1, -1], [1, 0, -1], [1, 0, -1], [2, 0, 1], [2, 0, 1], [3, 0, 2], [3, 0, 2]]
     yield Comparison("picked", picks[0][0, 0], expected, near=0)
     # alone the second head would select block 1 (0.28955688 against 0.05831626); together it is 0.41014739 against 0.65708254
     yield Comparison("two heads that prefer different blocks", z[-1, :2], [5.74740547, 4.16481300])
     picks.clear()
     alike = numbers([[[1.0, 0.0, value, 1.0] for value in VALUES]])  # every key is 0, so that all blocks are worth the same
-    two(alike, Ctx(layout=row(8), listen=Listener({"*picked": lambda _, x: picks.append(x)})))
+    two(alike, Ctx(layout=row(8), taps=Listener({"*picked": lambda _, x: picks.append(x)})))
     yield Comparison("of equal blocks the earlier", picks[0][0, 0, -1], [3, 0, 1], near=0)
     picks.clear()
     # keys of blocks 1 and 2 are ½·silu(2) and ½·silu(2.04): the later is better by a little
     close = [[1.0, key, value, 1.0] for key, value in zip([0.0, 0.0, 1.0, 0.0, 1.0, 0.02, 0.0, 1.0], VALUES, strict=True)]
-    _sparse([SHUT, OPEN, SHUT])(
-        numbers([close]), Ctx(layout=row(8), listen=Listener({"*picked": lambda _, x: picks.append(x)}))
-    )
+    _sparse([SHUT, OPEN, SHUT])(numbers([close]), Ctx(layout=row(8), taps=Listener({"*picked": lambda _, x: picks.append(x)})))
     yield Comparison("of nearly equal blocks the better", picks[0][0, 0, -1], [3, 0, 2], near=0)
     # a document of four tokens behind one of four: blocks are counted from its own beginning
     picks.clear()
-    packed = Ctx(layout=TokenLayout.packed([[4, 4]], 8), listen=Listener({"*picked": lambda _, x: picks.append(x)}))
+    packed = Ctx(layout=TokenLayout.packed([[4, 4]], 8), taps=Listener({"*picked": lambda _, x: picks.append(x)}))
     two(numbers([TOKENS]), packed)
     yield Comparison("picked in a packed row", picks[0][0, 0, 4:], [[0, -1, -1], [0, -1, -1], [1, 0, -1], [1, 0, -1]], near=0)
 

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from dovetail.core.ctx import Ctx
+from dovetail.core.draws import Draws
 from dovetail.proof.laws.oracle import Comparison, alone, eye, numbers, oracle, part, row
 
 SCALES = {
@@ -58,7 +59,7 @@ def another_block(kind: str, fields: Mapping[str, Any], norms: tuple[str, ...], 
 
 def through(block: Any, seed: int | None = None) -> Tensor:
     """The token (1, 7) after the block."""
-    return block(numbers([[[1.0, 7.0]]]), Ctx(layout=row(1), seed=seed), {})[0, 0]
+    return block(numbers([[[1.0, 7.0]]]), Ctx(layout=row(1), draws=None if seed is None else Draws(seed)), {})[0, 0]
 
 
 def _added(kind: str, norms: tuple[str, ...], halves: list[float]) -> Iterator[Comparison]:
@@ -74,7 +75,7 @@ def _added(kind: str, norms: tuple[str, ...], halves: list[float]) -> Iterator[C
         yield Comparison(f"added by {branch}, scaled", scaled.wire.added(x, scaled, branch, ctx), values)
         yield Comparison(f"added by {branch}", plain.wire.added(x, plain, branch, ctx), [[[2.0, 4.0]]])
     dropping = block_with(part(kind, dropout=0.5), norms)
-    kept = dropping.wire.added(numbers([[[1.0] * 2] * 32]), dropping, "ffn", Ctx(layout=row(32), seed=3))
+    kept = dropping.wire.added(numbers([[[1.0] * 2] * 32]), dropping, "ffn", Ctx(layout=row(32), draws=Draws(3)))
     yield Comparison("dropout ½ leaves 0 or 2", sorted(set(kept.flatten().tolist())), [0.0, 2.0])
     yield Comparison("dropout only in training", dropping.wire.added(x, dropping, "ffn", ctx), [[[2.0, 4.0]]])
 

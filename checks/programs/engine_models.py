@@ -181,7 +181,7 @@ def logits_of(
 def _logits(name: str, model: ModelModule, prompt: Sequence[int], tokens: Sequence[int], cache: CacheFormat | None) -> Tensor:
     if not MODELS[name].stepwise and cache is None:
         ids = torch.tensor([[*prompt, *tokens]])
-        return model(ids, default_ctx(ids, ranks=None))[0, :-1].float()
+        return model(ids, default_ctx(ids))[0, :-1].float()
     encoder = model.part.encoder is not None
     pool = Pool(model.part, 1, len(prompt) + len(tokens) + 1, dtype=model.dtype, source=len(prompt), cache=cache)
     if encoder:

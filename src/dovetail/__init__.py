@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dovetail.api.build_data import build_data as build_data
     from dovetail.api.can_serve import can_serve as can_serve
     from dovetail.api.chat import chat as chat
+    from dovetail.api.check_exercise import check_exercise as check_exercise
     from dovetail.api.check_node import check_node as check_node
     from dovetail.api.copy_recipe import copy_recipe as copy_recipe
     from dovetail.api.diff import diff as diff
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from dovetail.api.lab import lab as lab
     from dovetail.api.laws import laws as laws
     from dovetail.api.learn_tokenizer import learn_tokenizer as learn_tokenizer
+    from dovetail.api.list_exercises import list_exercises as list_exercises
     from dovetail.api.list_families import list_families as list_families
     from dovetail.api.list_parts import list_parts as list_parts
     from dovetail.api.list_recipes import list_recipes as list_recipes

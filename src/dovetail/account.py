@@ -35,7 +35,7 @@ from dovetail.core.fold import (
 )
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import make
-from dovetail.core.multi_token import reads_tokens
+from dovetail.core.multi_token import head_reads, reads_tokens
 from dovetail.core.part import Part, default_of, plain, walk, weights_of
 from dovetail.core.part_info import summary_of
 from dovetail.core.scope import Scope
@@ -228,9 +228,7 @@ def mtp_flops(spec: Model, n: int) -> tuple[int, int]:
     """FLOPs of multi-token prediction over n tokens in training, the head at each depth included: (all pairs; the pairs that
     masks leave). An embedding that is projected to the width is projected once more, without positions."""
     embed, head = (_matmul_in(spec, child) for child in ("embed", "head"))
-    tokens = sum(
-        max(n - k, 0) for k, depth in enumerate(spec.mtp, 1) if depth.own_head() is None
-    )  # that the model's head reads
+    tokens = sum(max(n - k, 0) * head_reads(depth) for k, depth in enumerate(spec.mtp, 1))
     shared = n * embed * reads_tokens(spec.mtp) + tokens * head
     all_pairs, masked_pairs = ahead_flops(spec, n)
     return shared + all_pairs, shared + masked_pairs

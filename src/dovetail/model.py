@@ -19,8 +19,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from dovetail.core.cross_layer import Passed, Passing, passings
-from dovetail.core.ctx import Ctx, Losses, Ranks
+from dovetail.core.cross_layer import BlockIO, BlockWithValues, block_ios
+from dovetail.core.ctx import Ctx, Losses
 from dovetail.core.errors import InputError, SpecError
 from dovetail.core.field import bounded, options
 from dovetail.core.fold import taps
@@ -50,6 +50,7 @@ from dovetail.core.loss import IGNORED, LossSum
 from dovetail.core.module import Module
 from dovetail.core.multi_token import look_ahead, reads_tokens
 from dovetail.core.part import KINDS, Mistake, Part, Place, Problem, broken, child, register, walk_spec
+from dovetail.core.ranks import ALONE, Ranks
 from dovetail.core.scope import Scope
 from dovetail.core.swap import Lost, fit, no_group, replaced, swap_group, with_position
 from dovetail.core.wire import Branching, Scaled, WireModule
@@ -82,7 +83,9 @@ class PreNormModule(WireModule, of=PreNorm):
     def forward(self, x: Tensor, ctx: Ctx, block: Branching, views: Mapping[str, Any]) -> Tensor:
         for i, step in enumerate(block.steps):
             normed = block.normed(f"{step[0]}_norm", x, ctx) if i > 0 or self.first_norm else x
-            x = ctx.tap(block, f"after_{step[0]}", x + self.sum(block, step, normed, ctx, views))
+            x = x + self.sum(block, step, normed, ctx, views)
+            if ctx.taps is not None:
+                x = ctx.tap(block, f"after_{step[0]}", x)
         return x
 
 
@@ -181,7 +184,7 @@ class BlockModule(Branching, of=Block):
 
     part: Block
     wire: WireModule
-    passing: Passing | None = None  # what it takes and returns beside the residual stream; the model sets it
+    io: BlockIO | None = None  # what it takes and returns beside the residual stream; the model sets it
 
     def setup(self) -> None:
         self.branches, self.steps = self.part.branches(), self.part.steps()
@@ -189,8 +192,8 @@ class BlockModule(Branching, of=Block):
 
     def forward(self, x: Tensor, ctx: Ctx, views: Mapping[str, Any], *given: Tensor) -> Any:
         """x, or (x, *values) where later blocks read values of this one; `given` are those that it reads."""
-        x = ctx.tap(self, "in", x)
-        passed = None if self.passing is None else Passed(self, self.passing, given)
+        x = x if ctx.taps is None else ctx.tap(self, "in", x)
+        passed = None if self.io is None else BlockWithValues(self, self.io, given)
         wire = self.wire
         x = wire(wire.open(x) if self.opens else x, ctx, passed or self, views)
         x = wire.rescaled(x) if self.rescales else x
@@ -295,6 +298,8 @@ class Model(Part):
         ahead = "multi-token prediction needs a causal model of token ids with logits over the vocabulary per token"
         predicts = self.mtp and self.head is not None and self.head.predicts_tokens(scope)
         undrafted = bool(self.mtp) and not (self.order() == "causal" and self.embed.token_ids and predicts)
+        crowded = len(self.mtp) > 1 and any(depth.recurs for depth in self.mtp)
+        alone = "a depth that reads its own hidden states drafts any number of tokens, and is the only one"
         shared = [
             Problem(f"layers.{i}.shares", f"layer {j} has no weights of its own", f"give the layer that it shares: {owner}")
             for i, block in enumerate(self.layers)
@@ -310,6 +315,7 @@ class Model(Part):
             *broken(
                 (self.encoder is not None and unread, "encoder", "no layer reads it", cross),
                 (undrafted, "mtp", ahead, "use causal mixers, embed: tokens and an lm head, or mtp: []"),
+                (crowded, "mtp", alone, "use one, as in mtp: [eagle]"),
             ),
         ]
 
@@ -405,7 +411,7 @@ class ModelModule(Module, of=Model):
     """inputs -> logits."""
 
     part: Model
-    ranks: Ranks | None = None  # set where the model is sharded by tensor: a default Ctx takes it
+    ranks: Ranks = ALONE  # those of a model that is sharded by tensor: a default Ctx takes them
     frozen_by_attach: frozenset[str] = frozenset()  # the weights that `detach` unfreezes (weights/adapters/attach.py)
     embed: EmbedModule
     position: PositionModule
@@ -417,10 +423,11 @@ class ModelModule(Module, of=Model):
     mtp: Any
 
     def setup(self) -> None:
-        for block, passing in zip(self.layers, passings(self.layers, f"{self.path}.layers".lstrip(".")), strict=True):
-            block.passing = passing
+        for block, io in zip(self.layers, block_ios(self.layers, f"{self.path}.layers".lstrip(".")), strict=True):
+            block.io = io
         self.taps_ahead = [address for address in taps(self.part) if address.startswith("mtp.")] if self.part.mtp else []
         self.embedded_axes = ("embed",) if self.part.embed.table_width() is None else ("table",)
+        self.positioned = self.part.position.site == "stream"
 
     @property
     def device(self) -> torch.device:
@@ -441,7 +448,7 @@ class ModelModule(Module, of=Model):
         """The mean of the head's loss over all labels of the batch, those of other ranks too; in training plus the losses that
         parts add (router losses, multi-token prediction), which are collected in ctx.losses."""
         loss, ctx = self._head_loss(inputs, targets, ctx)
-        return ctx.with_added(ctx.batch_mean(loss))
+        return ctx.with_added(ctx.ranks.batch_mean(loss))
 
     def loss_sum(self, inputs: Tensor, targets: Tensor, ctx: Ctx) -> LossSum:
         """The same loss as sum and number of labels, those of this rank: add several batches, then take the mean. Losses that
@@ -452,8 +459,8 @@ class ModelModule(Module, of=Model):
 
     def _head_loss(self, inputs: Tensor, targets: Tensor, ctx: Ctx) -> tuple[LossSum, Ctx]:
         ctx = dc.replace(ctx, labels=targets)
-        if ctx.losses is None and (ctx.training or self.training):
-            ctx.losses = Losses({})
+        if ctx.losses is None and (ctx.draws is not None or self.training):
+            ctx.losses = Losses()
         x, ctx = self.hidden(inputs, ctx)
         return self.head.loss(x, targets, ctx), ctx
 
@@ -480,8 +487,8 @@ class ModelModule(Module, of=Model):
     def log_probs(self, inputs: Tensor, labels: Tensor, ctx: Ctx, temperature: float = 1.0) -> Tensor:
         """(batch, n) log p(label | inputs) at each token, of logits / temperature, and 0 where the label is −100. Logits are
         computed for the labels alone, some of them at a time."""
-        if ctx.losses is None and (ctx.training or self.training):
-            ctx.losses = Losses({})
+        if ctx.losses is None and (ctx.draws is not None or self.training):
+            ctx.losses = Losses()
         x, ctx = self.hidden(inputs, dc.replace(ctx, labels=labels))
         wanted = labels != IGNORED
         found = label_log_probs(lambda part: self.head(part, ctx) / temperature, x[wanted], labels[wanted])
@@ -495,7 +502,7 @@ class ModelModule(Module, of=Model):
     def hidden(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, Ctx]:
         """Hidden states after the last layer and norm (…, n, embed), and the ctx with their token layout."""
         x, embedded, ctx = self.begin(inputs, ctx)
-        x = self.end(self.run_layers(x, ctx, self.carried(inputs, x)), ctx)
+        x = self.end(self.run_layers(x, ctx, self.carried(inputs, x), range(len(self.layers))), ctx)
         if self.part.mtp and self._looks_ahead(ctx):
             ahead = self.embed.widen(embedded) if reads_tokens(self.part.mtp) else None
             look_ahead(self.mtp, self.head, x, ahead, inputs, ctx)
@@ -503,37 +510,41 @@ class ModelModule(Module, of=Model):
 
     def begin(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor, Ctx]:
         """The residual stream before the first layer, the embeddings alone, and the ctx with their token layout."""
-        ctx = ctx.for_mode(self)
+        ctx = ctx.for_mode(self) if self.training else ctx
         embedded, layout = self.embed(inputs, ctx)
         layout.expect(embedded, "inputs")
         if ctx.encoder_output is not None and ctx.encoder_layout is not None:
             ctx.encoder_layout.expect(ctx.encoder_output, "encoder output")
         if layout is not ctx.layout:
             ctx = dc.replace(ctx, layout=layout)
-        x = self.position.embed(embedded, layout)
+        x = self.position.embed(embedded, layout) if self.positioned else embedded
         if self.part.embed_norm is not None:
             x = self.embed_norm(x, ctx)
-        x = ctx.dropout(x, self.part.dropout, self, "embedded", self.embedded_axes)
-        return ctx.tap(self, "embedded", self.embed.widen(x)), embedded, ctx
+        if ctx.draws is not None:
+            x = ctx.draws.dropout(ctx, x, self.part.dropout, self, "embedded", self.embedded_axes)
+        x = self.embed.widen(x)
+        return x if ctx.taps is None else ctx.tap(self, "embedded", x), embedded, ctx
 
     def carried(self, inputs: Tensor, x: Tensor) -> Carried:
         """The values of the model that layers may read, by source and name."""
         return {(self.path, "inputs"): inputs, (self.path, "embedded"): x}
 
-    def run_layers(self, x: Tensor, ctx: Ctx, carried: Carried, which: range | None = None) -> Tensor:
-        """Run all layers, or some of them; values that layers publish are added to `carried`."""
-        for i in range(len(self.layers)) if which is None else which:
-            block, views = self.layers[i], NO_VIEWS if ctx.views is None else ctx.views[i]
-            x = block(x, ctx, views) if block.passing is None else self.across(block, x, ctx, views, carried)
+    def run_layers(self, x: Tensor, ctx: Ctx, carried: Carried, which: range) -> Tensor:
+        """Run these layers; values that they publish are added to `carried`."""
+        layers = self.layers
+        for i in which:
+            block, views = layers[i], NO_VIEWS if ctx.views is None else ctx.views[i]
+            x = block(x, ctx, views) if block.io is None else self.across(block, x, ctx, views, carried)
         return x
 
     def end(self, x: Tensor, ctx: Ctx) -> Tensor:
         """Normalize what the last layer returns."""
-        return x if self.part.norm is None else ctx.tap(self, "normed", self.norm(x, ctx))
+        x = x if self.part.norm is None else self.norm(x, ctx)
+        return x if self.part.norm is None or ctx.taps is None else ctx.tap(self, "normed", x)
 
     def _looks_ahead(self, ctx: Ctx) -> bool:
         """Whether multi-token prediction runs: where its loss is collected, or someone listens to one of its taps."""
-        asked = ctx.losses is not None or (ctx.listen is not None and any(map(ctx.listen.wants, self.taps_ahead)))
+        asked = ctx.losses is not None or (ctx.taps is not None and any(map(ctx.taps.wants, self.taps_ahead)))
         return asked and ctx.views is None
 
     def draft(
@@ -574,12 +585,12 @@ class ModelModule(Module, of=Model):
 
     def across(self, block: BlockModule, x: Tensor, ctx: Ctx, views: Any, carried: Carried) -> Tensor:
         """A block that reads values of earlier ones, or publishes some, which are added to `carried`."""
-        assert block.passing is not None
-        out = block(x, ctx, views, *(carried[read.source, read.name] for _, read in block.passing.reads))
-        if not block.passing.wanted:
+        assert block.io is not None
+        out = block(x, ctx, views, *(carried[read.source, read.name] for _, read in block.io.reads))
+        if not block.io.wanted:
             return out
         x, *values = out
-        carried |= {(f"{block.path}.{branch}", name): v for (branch, name), v in zip(block.passing.wanted, values, strict=True)}
+        carried |= {(f"{block.path}.{branch}", name): v for (branch, name), v in zip(block.io.wanted, values, strict=True)}
         return x
 
     def encode(self, source: Tensor, ctx: Ctx) -> tuple[Tensor, TokenLayout]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, 
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
+from dovetail.core.ctx import Ctx, Losses
 from dovetail.core.errors import InputError
 from dovetail.core.fold import over_vocab
 from dovetail.core.inputs import default_ctx
@@ -325,11 +325,11 @@ class Transformer(ModelModule):
             return ctx
         if source is None:
             raise InputError("source: an encoder–decoder needs it; call model(ids, source=source_ids)")
-        losses = {} if self.training else None  # router losses of the encoder and of the decoder are collected together
+        losses = Losses() if self.training else None  # router losses of the encoder and of the decoder are collected together
         encoder_ctx = default_ctx(source, ranks=self.ranks, attention_mask=source_mask, name="source")
         encoder_ctx = dc.replace(encoder_ctx.for_mode(self), losses=losses)
         output, layout = self.encode(source, encoder_ctx)
-        return dc.replace(ctx, encoder_output=output, encoder_layout=layout, losses=losses, seed=encoder_ctx.seed)
+        return dc.replace(ctx, encoder_output=output, encoder_layout=layout, losses=losses, draws=encoder_ctx.draws)
 
     def _next_tokens(self, inputs: Tensor, ctx: Ctx) -> Tensor:
         """Return the target of each position: the next token of its document, −100 where there is none."""

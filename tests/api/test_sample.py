@@ -54,6 +54,19 @@ def test_a_saved_model_keeps_its_tokenizer_and_its_end(model: dt.Transformer, tm
     assert dt.sample(again, ["9+9="], choices=4) == dt.sample(model, ["9+9="], choices=4)
 
 
+def test_the_decoder_of_an_encoder_decoder_starts_from_the_end_token(tmp_path: Path) -> None:
+    side = "width: 32, vocab: 20, layers: [{repeat: 1, mixer: {heads: 2, head: 16, mask: %s}, ffn: {hidden: 48}%s}]"
+    spec = (
+        f"{{encoder: {{{side % ('full', '')}, head: null}}, {side % ('causal', ', cross: {kind: cross_attention, heads: 2}')}}}"
+    )
+    built = dt.build(spec, tokenizer=dt.learn_tokenizer("0123456789+=", 20, "characters"), dtype="float64")
+    text = dt.generate(built, "2+3=", beams=2, max_tokens=4).text
+    assert built.vocabulary is not None
+    assert built.vocabulary.start == (0,)
+    dt.save(built, tmp_path / "model")
+    assert dt.generate(tmp_path / "model", "2+3=", beams=2, max_tokens=4).text == text
+
+
 def test_what_does_not_fit_is_refused(model: dt.Transformer) -> None:
     with pytest.raises(dt.SpecError, match=r"vocab: 20; the tokenizer of dt\.build has 28 tokens"):
         dt.build(SPEC, tokenizer=dt.learn_tokenizer("abcdefghijklmnopqrstuvwxyz", 28, "characters"))

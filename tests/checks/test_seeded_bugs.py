@@ -42,6 +42,11 @@ def test_a_law_that_fails_without_the_bug_does_not_count_as_caught(monkeypatch: 
 
 
 @pytest.mark.slow
+def test_two_processes_judge_as_one_does():
+    assert run_seeded(only=["padded"], workers=2) == run_seeded(only=["padded"])
+
+
+@pytest.mark.slow
 def test_sites_are_many_and_each_changes_the_source():
     possible = sites.sites()
     assert len(possible) > 500

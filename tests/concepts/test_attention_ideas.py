@@ -51,7 +51,7 @@ def plain(mask: Any = None, scale: float = 1.0, heads: int = 1) -> Scoring:
 
 def pattern(module: Any, x: Tensor, layout: TokenLayout) -> Tensor:
     seen: list[Tensor] = []
-    module(x, Ctx(layout=layout, listen=Listener({"*pattern": lambda _, value: seen.append(value)})))
+    module(x, Ctx(layout=layout, taps=Listener({"*pattern": lambda _, value: seen.append(value)})))
     return seen[0]
 
 
@@ -158,7 +158,7 @@ def test_heads_concatenated_and_projected_are_the_sum_of_each_projected() -> Non
     x, layout = randn(2, 9, WIDTH, seed=5), TokenLayout.whole(2, 9)
     module = attention()
     seen: list[Tensor] = []
-    whole = module(x, Ctx(layout=layout, listen=Listener({"*z": lambda _, value: seen.append(value)})))
+    whole = module(x, Ctx(layout=layout, taps=Listener({"*z": lambda _, value: seen.append(value)})))
     blocks = module.o.weight.view(WIDTH, HEADS, HEAD)
     parts = [seen[0][..., head, :] @ blocks[:, head].T for head in range(HEADS)]
     torch.testing.assert_close(whole, torch.stack(parts).sum(0))

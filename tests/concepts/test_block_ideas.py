@@ -149,7 +149,7 @@ def test_the_output_of_a_block_has_the_shape_of_its_input(wire: str) -> None:
     shapes: list[torch.Size] = []
     ctx = Ctx(
         layout=TokenLayout.whole(3, 7),
-        listen=Listener({"layers.*": lambda _, x: shapes.append(x.shape) if x.shape[-1] == 24 else None}),
+        taps=Listener({"layers.*": lambda _, x: shapes.append(x.shape) if x.shape[-1] == 24 else None}),
     )
     model(torch.zeros(3, 7, dtype=torch.long), ctx)
     assert len(shapes) >= 6
@@ -175,7 +175,7 @@ def test_outputs_stay_level_with_depth_where_the_start_is_scaled_and_grow_where_
         tokens = torch.randint(0, 50, (4, 16), generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
             listen = Listener({"embedded": lambda _, x: seen.append(x)})
-            end, _ = model.hidden(tokens, Ctx(layout=TokenLayout.whole(4, 16), listen=listen))
+            end, _ = model.hidden(tokens, Ctx(layout=TokenLayout.whole(4, 16), taps=listen))
         return (end.var() / seen[0].var()).item()
 
     level = [variance(depth, "true") for depth in (4, 16, 64)]

@@ -1,19 +1,31 @@
-"""Every test that tests/concepts.yaml names exists; a bracketed case is one that pytest collects."""
+"""Every idea of tests/concepts.yaml is whole: its chapter, command, law and tests exist, and docs/concepts.md has it."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import re
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+import dovetail as dt
+from dovetail.cli import main
+from dovetail.proof.laws.case import LAWS
 from dovetail.proof.laws.oracle import grouped_kinds
+from dovetail.proof.laws.suite import OWN_NUMBER
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from verbs import RUNS  # noqa: E402  the verbs of the command line
+
+BOOK = (ROOT / "docs/book/index.md").read_text(encoding="utf-8")
+CHAPTERS = set(re.findall(r"^[^<>\n]*<(\w+)>$", BOOK, re.MULTILINE))
 IDEAS: list[dict[str, Any]] = yaml.safe_load((ROOT / "tests" / "concepts.yaml").read_text())
 NAMES = sorted({name for idea in IDEAS for name in idea["tests"]})
 
@@ -31,6 +43,8 @@ def cases(file: str, function: ast.FunctionDef) -> set[str] | None:
             values = ast.unparse(mark.args[1])
             if values == "grouped_kinds()":
                 return set(grouped_kinds())
+            if values == "RECIPES":
+                return {path.stem for path in (ROOT / "recipes").glob("*.py")} - {"run"}
             for node in ast.parse((ROOT / file).read_text()).body:
                 if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == values and isinstance(node.value, ast.Dict):
                     return {ast.literal_eval(key) for key in node.value.keys if key is not None}
@@ -52,10 +66,47 @@ def test_a_named_test_exists(name: str) -> None:
 
 def test_every_idea_is_whole_and_named_once() -> None:
     for idea in IDEAS:
-        assert idea.keys() == {"section", "idea", "tests"}, idea
-        assert idea["tests"], idea
-        assert idea["section"] in range(1, 13), idea
-    assert len({(idea["section"], idea["idea"]) for idea in IDEAS}) == len(IDEAS)
+        assert idea.keys() == {"section", "idea", "chapter", "spec", "law", "tests"}, idea
+        assert all(idea.values()), idea
+    assert [idea["section"] for idea in IDEAS] == sorted(idea["section"] for idea in IDEAS)
+    assert {idea["section"] for idea in IDEAS} == set(range(1, 13))
+    assert len({idea["idea"] for idea in IDEAS}) == len(IDEAS)
+
+
+def test_every_idea_has_a_chapter_and_every_chapter_an_idea() -> None:
+    assert {idea["chapter"] for idea in IDEAS} == CHAPTERS - {"known_slips"}  # which is about all of them
+
+
+def test_every_idea_has_a_law_or_the_reason_why_not() -> None:
+    for idea in IDEAS:
+        none, _, reason = idea["law"].partition(": ")
+        assert idea["law"] in {*LAWS, OWN_NUMBER} or (none == "none" and len(reason) > 20), idea
+
+
+@pytest.mark.parametrize("line", sorted({idea["spec"] for idea in IDEAS}))
+def test_the_line_that_chooses_an_idea_is_a_command(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A spec is shown; of another command the verb and the flags exist."""
+    program, verb, *rest = shlex.split(line)
+    assert program == "dovetail"
+    if verb == "show":
+        changes = {"--set": list[str](), "--swap": list[str](), "--length": list[str]()}
+        for flag, value in zip(rest[1::2], rest[2::2], strict=True):
+            changes[flag].append(value)
+        dt.show(rest[0], set=changes["--set"], swap=changes["--swap"])
+        return
+    words = [verb, rest[0]] if f"{verb} {rest[0]}" in RUNS else [verb]
+    assert " ".join(words) in RUNS, f"{verb} is no command"
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--help"])
+    assert ended.value.code == 0
+    known = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
+    assert {word for word in rest if word.startswith("--")} <= known
+
+
+def test_the_page_of_ideas_has_each_with_its_chapter() -> None:
+    page = (ROOT / "docs/concepts.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.+?) \| .{4,} \| \[[^]]+\]\(book/(\w+)\.md\) \|$", page, re.MULTILINE)
+    assert rows == [(idea["idea"], idea["chapter"]) for idea in IDEAS]
 
 
 def test_every_test_of_this_folder_belongs_to_an_idea() -> None:

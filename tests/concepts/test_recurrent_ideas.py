@@ -48,7 +48,7 @@ def steepness(mixer: str, n: int = 24) -> float:
             return seen[0]
 
         tokens = torch.randint(0, 62, (1, n), generator=torch.Generator().manual_seed(seed))
-        out = model.hidden(tokens, Ctx(layout=TokenLayout.whole(1, n), listen=Listener({"embedded": listen})))[0]
+        out = model.hidden(tokens, Ctx(layout=TokenLayout.whole(1, n), taps=Listener({"embedded": listen})))[0]
         (grad,) = torch.autograd.grad(out[0, -1].square().sum() + out[0, -1].sum(), seen)
         logs += grad[0].norm(dim=-1).log() / 4
     return float(logs[2] - logs[-2]) / (n - 4)  # from the token before the last back to the third

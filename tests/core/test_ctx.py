@@ -7,11 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.construction import build
-from dovetail.core.ctx import Ctx, Listener
+from dovetail.core.ctx import Ctx, Listener, Losses
+from dovetail.core.draws import Draws
 from dovetail.core.errors import InputError
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Module
 from dovetail.core.part import KINDS
+from dovetail.core.ranks import Ranks
 from dovetail.core.scope import Scope
 from dovetail.files.spec import from_yaml
 
@@ -46,7 +48,7 @@ class Half:
 def dropped(seed: int, path: str, p: float = 0.3, layout: TokenLayout | None = None) -> Tensor:
     layout = layout or TokenLayout.whole(125, 100)
     x = torch.ones(*layout.order.shape, 8, dtype=torch.float64)
-    return Ctx(layout=layout, seed=seed).dropout(x, p, Site(path))
+    return Draws(seed).dropout(Ctx(layout=layout), x, p, Site(path))
 
 
 def test_the_same_draw_every_time_and_another_for_another_seed_or_path() -> None:
@@ -87,7 +89,7 @@ def test_padded_packed_flat_and_alone_draw_the_same_mask() -> None:
 
 def test_a_pooled_output_draws_by_its_sample() -> None:
     def answers(count: int, layout: TokenLayout) -> Tensor:
-        return Ctx(layout=layout, seed=1).dropout(torch.ones(count, 8), 0.5, Site("head"))
+        return Draws(1).dropout(Ctx(layout=layout), torch.ones(count, 8), 0.5, Site("head"))
 
     want = answers(3, TokenLayout.padded(LENGTHS, 9))
     assert torch.equal(answers(3, TokenLayout.packed([LENGTHS], 13)), want)
@@ -98,23 +100,23 @@ def test_a_pooled_output_draws_by_its_sample() -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_draws_its_slice_of_the_whole_mask(rank: int) -> None:
     layout = TokenLayout.padded(LENGTHS, 9)
-    whole, part = Ctx(layout=layout, seed=4), Ctx(layout=layout, seed=4, ranks=Half(rank))  # type: ignore[arg-type]
+    whole, part, draws = Ctx(layout=layout), Ctx(layout=layout, ranks=Ranks(Half(rank))), Draws(4)  # type: ignore[arg-type]
     x, probs, site = torch.ones(3, 9, 8), torch.ones(3, 6, 9, 9), Site("here")
     channels, heads = slice(4 * rank, 4 * rank + 4), slice(3 * rank, 3 * rank + 3)  # an odd number of heads, too
-    assert torch.equal(part.dropout(x[..., channels], 0.3, site), whole.dropout(x, 0.3, site)[..., channels])
-    assert torch.equal(part.noise(x[..., channels], 0.3, site), whole.noise(x, 0.3, site)[..., channels])
-    want = whole.dropout_probs(probs, 0.3, site, "pattern", layout, layout)
-    assert torch.equal(part.dropout_probs(probs[:, heads], 0.3, site, "pattern", layout, layout), want[:, heads])
+    assert torch.equal(draws.dropout(part, x[..., channels], 0.3, site), draws.dropout(whole, x, 0.3, site)[..., channels])
+    assert torch.equal(draws.noise(part, x[..., channels], 0.3, site), draws.noise(whole, x, 0.3, site)[..., channels])
+    want = draws.dropout_probs(whole, probs, 0.3, site, "pattern", layout, layout)
+    assert torch.equal(draws.dropout_probs(part, probs[:, heads], 0.3, site, "pattern", layout, layout), want[:, heads])
     with pytest.raises(InputError, match="4 channels of embed = 8"):
-        whole.dropout(x[..., channels], 0.3, site)
+        draws.dropout(whole, x[..., channels], 0.3, site)
 
 
 def test_probs_are_dropped_by_the_positions_of_query_and_key() -> None:
     whole = TokenLayout.whole(2, 9)
-    ctx, site = Ctx(layout=whole, seed=4), Site("here")
-    want = ctx.dropout_probs(torch.ones(2, 6, 9, 9), 0.3, site, "pattern", whole, whole)
+    ctx, draws, site = Ctx(layout=whole), Draws(4), Site("here")
+    want = draws.dropout_probs(ctx, torch.ones(2, 6, 9, 9), 0.3, site, "pattern", whole, whole)
     piece = whole.pick(slice(4, 7))
-    got = ctx.dropout_probs(torch.ones(2, 6, 3, 9), 0.3, site, "pattern", piece, whole)
+    got = draws.dropout_probs(ctx, torch.ones(2, 6, 3, 9), 0.3, site, "pattern", piece, whole)
     assert torch.equal(got, want[:, :, 4:7])
     assert (want == 0).double().mean().item() == pytest.approx(0.3, abs=0.05)
     assert len({tuple(head.flatten().tolist()) for row in want for head in row}) == 12
@@ -124,13 +126,12 @@ def test_dropout_is_drawn_in_training_alone_and_can_be_drawn_again() -> None:
     model = build(SPEC)
     layout = TokenLayout.whole(3, 7)
     evaluated, again = (model(TOKENS, Ctx(layout=layout)) for _ in range(2))
-    trained, replayed, other = (model(TOKENS, Ctx(layout=TokenLayout.whole(3, 7), seed=seed)) for seed in (1, 1, 2))
+    trained, replayed, other = (model(TOKENS, Ctx(layout=TokenLayout.whole(3, 7), draws=Draws(seed))) for seed in (1, 1, 2))
     assert torch.equal(evaluated, again)
     assert torch.equal(trained, replayed)
     assert not torch.equal(trained, evaluated)
     assert not torch.equal(trained, other)
-    assert not Ctx(layout=layout).training
-    assert Ctx(layout=layout, seed=0).training  # a seed of 0 is a seed
+    assert Ctx(layout=layout).draws is None
 
 
 def test_train_mode_draws_a_seed_that_manual_seed_reproduces() -> None:
@@ -151,11 +152,11 @@ def test_train_mode_draws_a_seed_that_manual_seed_reproduces() -> None:
 def test_a_loss_includes_the_router_losses_whoever_collects_them() -> None:
     spec = SPEC.swap("ffn", KINDS["moe"](experts=4, hidden=20, router=KINDS["softmax_router"](balance_loss=0.5)))
     model, layout, losses = build(spec), TokenLayout.whole(3, 7), {}
-    collected = model.loss(TOKENS, TOKENS, Ctx(layout=layout, losses=losses))
+    collected = model.loss(TOKENS, TOKENS, Ctx(layout=layout, losses=Losses(losses)))
     assert len(losses) == 2
     assert collected - sum(losses.values()) < collected - 0.5
-    in_training = model.loss(TOKENS, TOKENS, Ctx(layout=layout, losses={}, seed=3))
-    assert torch.equal(model.loss(TOKENS, TOKENS, Ctx(layout=layout, seed=3)), in_training)
+    in_training = model.loss(TOKENS, TOKENS, Ctx(layout=layout, losses=Losses(), draws=Draws(3)))
+    assert torch.equal(model.loss(TOKENS, TOKENS, Ctx(layout=layout, draws=Draws(3))), in_training)
     alone = model.loss(TOKENS, TOKENS, Ctx(layout=layout))
     torch.testing.assert_close(alone, collected - sum(losses.values()), msg="router losses are losses of training")
 
@@ -165,25 +166,25 @@ def test_a_loss_includes_the_router_losses_whoever_collects_them() -> None:
 def test_the_draw_is_the_same_when_compiled(backend: str) -> None:
     torch.compiler.reset()
     x, site = torch.ones(6, 50, 8), Site("layers.0.ffn")
-    compiled = torch.compile(lambda x, ctx: ctx.dropout(x, 0.3, site), backend=backend, fullgraph=True)
+    compiled = torch.compile(lambda x, ctx: ctx.draws.dropout(ctx, x, 0.3, site), backend=backend, fullgraph=True)
     for seed in (7, 8):
-        ctx = Ctx(layout=TokenLayout.whole(6, 50), seed=seed)
-        assert torch.equal(compiled(x, ctx), ctx.dropout(x, 0.3, site))
+        ctx = Ctx(layout=TokenLayout.whole(6, 50), draws=Draws(seed))
+        assert torch.equal(compiled(x, ctx), Draws(seed).dropout(ctx, x, 0.3, site))
 
 
 def test_a_listener_gets_addresses_and_may_replace_values() -> None:
     model, taps = build(SPEC), []
     plain = model(TOKENS, Ctx(layout=TokenLayout.whole(3, 7)))
     listener = Listener({"layers.*.mixer.out": lambda address, x: taps.append((address, tuple(x.shape)))})
-    assert torch.equal(model(TOKENS, Ctx(layout=TokenLayout.whole(3, 7), listen=listener)), plain)
+    assert torch.equal(model(TOKENS, Ctx(layout=TokenLayout.whole(3, 7), taps=listener)), plain)
     assert taps == [("layers.0.mixer.out", (3, 7, 28)), ("layers.1.mixer.out", (3, 7, 28))]
     silenced = model(
-        TOKENS, Ctx(layout=TokenLayout.whole(3, 7), listen=Listener({"*.mixer_add": lambda _, x: torch.zeros_like(x)}))
+        TOKENS, Ctx(layout=TokenLayout.whole(3, 7), taps=Listener({"*.mixer_add": lambda _, x: torch.zeros_like(x)}))
     )
     assert not torch.equal(silenced, plain)
 
 
 def test_without_ranks_all_reduce_is_the_identity() -> None:
     ctx, x = Ctx(layout=TokenLayout.whole(1, 2)), torch.ones(2)
-    assert ctx.all_reduce(x, ("heads",)) is x
-    assert not ctx.sharded(("heads",))
+    assert ctx.ranks.all_reduce(x, ("heads",)) is x
+    assert not ctx.ranks.sharded(("heads",))

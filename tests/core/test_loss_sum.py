@@ -5,6 +5,7 @@ import torch
 
 from dovetail.construction import build
 from dovetail.core.ctx import Ctx
+from dovetail.core.draws import Draws
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import LossSum
 from dovetail.files.spec import from_yaml
@@ -53,7 +54,7 @@ def test_losses_of_routers_are_weighted_by_the_labels() -> None:
     router = "{kind: softmax_router, top_k: 2, balance_loss: 0.5}"
     ffn = f"{{kind: moe, experts: 4, hidden: 20, router: {router}}}"
     model = build(from_yaml(f"{{width: 28, vocab: 62, layers: [{{mixer: {{heads: 2}}, ffn: {ffn}}}]}}"), dtype=torch.float64)
-    training = Ctx(layout=TokenLayout.whole(4, 9), seed=3)
+    training = Ctx(layout=TokenLayout.whole(4, 9), draws=Draws(3))
     torch.testing.assert_close(model.loss_sum(TOKENS, LABELS, training).mean(), model.loss(TOKENS, LABELS, training))
     assert model.loss(TOKENS, LABELS, training) > model.loss(TOKENS, LABELS, ctx(4)) + 0.1
 

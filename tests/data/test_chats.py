@@ -57,6 +57,7 @@ BAD_ROWS = {
     "empty": ({"prompt": "a", "completion": ""}, '"completion" is empty'),
     "a number": ({"prompt": "a", "completion": 4}, '"completion" is int'),
     "no messages": ({"messages": []}, '"messages" is empty; give a list of messages'),
+    "tools that are no list": ({"messages": [USER, GOOD], "tools": "add"}, '"tools" is not a list of objects'),
     "no role": ({"messages": [{"content": "a"}]}, 'message 1 of "messages": its "role" is missing'),
     "content is a list": (
         {"messages": [USER, {"role": "assistant", "content": []}]},

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dovetail.core.errors import Diverged, FileError
+from dovetail.experiments.results import result_file
 
+COMPLETE = "-was-complete"  # of a start that must not be
 NOISE, SHARED, BEST_RATE = 0.01, 0.1, 1e-2
 
 
@@ -50,7 +52,7 @@ def train(arguments: Mapping[str, Any], out: Path, quiet: bool) -> FakeRun:
     assert quiet
     out.mkdir(parents=True, exist_ok=True)
     with (out.parent.parent / "starts.txt").open("a", encoding="utf-8") as starts:
-        starts.write(f"{out.name}\n")
+        starts.write(f"{out.name}{COMPLETE if result_file(out).exists() else ''}\n")
     time.sleep(float(os.environ.get("FAKE_SECONDS", "0")))
     if os.environ.get("FAKE_PROBLEM") == "diverged" and arguments["seed"] == 1:
         raise Diverged("the loss is nan at step 7")

@@ -11,8 +11,10 @@ from lab_designs import lab
 from dovetail.core.errors import FileError, SpecError
 from dovetail.disk.yaml import dump_yaml
 from dovetail.experiments.arms import build_arms
-from dovetail.experiments.design import Tuning, read_design
+from dovetail.experiments.design import MATCHES, Tuning, read_design
 from dovetail.weights.surgery.budget import BUDGETS
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_file_and_a_mapping_are_one_design(tmp_path: Path) -> None:
@@ -104,3 +106,15 @@ def test_vary_names_the_field() -> None:
 def test_an_error_in_a_change_names_the_arm() -> None:
     with pytest.raises(SpecError, match=r"arms\.a: layers\.\*\.mixer\.head_count"):
         build_arms(read_design(lab(arms={"a": {"set": {"layers.*.mixer.head_count": 2}}})))
+
+
+@pytest.mark.parametrize("name", ["positions", "staircase", "hybrid", "muon"])
+def test_the_labs_of_the_docs_have_arms_of_equal_cost(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    design = read_design(f"docs/labs/{name}.yaml")
+    base, *arms = build_arms(design).values()
+    assert 450_000 < base.costs.parameters < 550_000
+    assert arms
+    if design.match is not None:
+        costs = [BUDGETS[MATCHES[design.match]](arm.spec, 128) for arm in (base, *arms)]
+        assert max(costs) <= 1.02 * min(costs)

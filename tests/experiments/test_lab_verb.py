@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from lab_designs import BASE
+from lab_kills import kill_repeatedly
 
 import dovetail as dt
 from dovetail.api.lab import LabResult
+from dovetail.disk.yaml import dump_yaml
 
 pytestmark = pytest.mark.slow
 DESIGN = {
@@ -84,3 +87,18 @@ def test_the_same_call_trains_nothing(result: LabResult, place: Path, monkeypatc
     again = dt.lab(DESIGN, out="out", workers=2)
     assert again.to_dict() == result.to_dict()
     assert max(path.stat().st_mtime for path in (place / "out" / "runs").rglob("*")) < begin
+
+
+@pytest.mark.timeout(1800)
+def test_kills_in_the_middle_of_real_runs_change_no_number(
+    result: LabResult, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    (place / "lab.yaml").write_text(dump_yaml(DESIGN), encoding="utf-8")
+    command = [sys.executable, "-m", "dovetail", "lab", "lab.yaml", "-o", "killed", "--workers", "2"]
+    kills = kill_repeatedly(command, place / "killed" / "runs", ["worker", "lab", "worker", "lab"])
+    assert sum(kills.values()) == 4
+    data = json.loads((place / "killed" / "lab.json").read_text(encoding="utf-8"))
+    assert data["verdicts"] == json.loads(json.dumps(result.to_dict()["verdicts"]))
+    values = {(row["run"], row["value"]) for row in data["runs"]}
+    assert values == {(row["run"], row["value"]) for row in result.to_dict()["runs"]}

@@ -19,6 +19,7 @@ import torch
 
 from dovetail.account import account
 from dovetail.construction import generator
+from dovetail.core.ctx import Losses
 from dovetail.core.errors import SpecError
 from dovetail.decoding.generation import check_generates, generate_tokens
 from dovetail.disk.yaml import dump_yaml
@@ -57,7 +58,7 @@ def compute(spec: Model) -> dict[str, Any]:
         shape = logits.shape[:-1] if not spec.head.pools() else logits.shape[:1]
         labels = spec.head.labels(case.scope, tuple(shape), generator(0, "labels"))
         with torch.no_grad():
-            found["loss"] = case.model.loss(case.inputs, labels, case.ctx(losses={})).item()
+            found["loss"] = case.model.loss(case.inputs, labels, case.ctx(losses=Losses())).item()
     try:
         check_generates(spec)
         prompt = case.inputs[0, :7] if spec.encoder is None else case.source[0, :7]

@@ -153,7 +153,7 @@ def hidden_ahead(model: Transformer) -> tuple[Tensor, list[Tensor]]:
         found[address] = x
 
     with torch.no_grad():
-        ctx = Ctx(layout=TokenLayout.whole(2, TOKENS.shape[1]), listen=Listener({"mtp.*.hidden": listen}))
+        ctx = Ctx(layout=TokenLayout.whole(2, TOKENS.shape[1]), taps=Listener({"mtp.*.hidden": listen}))
         hidden, _ = model.hidden(TOKENS, ctx)
     return hidden, [found[f"mtp.{i}.hidden"] for i in range(len(model.part.mtp))]
 

@@ -29,14 +29,14 @@ def starts(monkeypatch):
 
 
 def test_each_start_has_weights_of_its_own_and_the_seed_decides_them(starts):
-    first, clear = peaked.opinionated(SPEC, 4)
+    first, clear = peaked.with_peaked_logits(SPEC, 4)
     assert clear.margin > 2 * clear.rounding
     assert len(starts) == peaked.STARTS
     assert not torch.equal(starts[0], starts[1])
     assert not torch.equal(starts[1], starts[2])
     begun = [table.clone() for table in starts]
     del starts[:]
-    second, _ = peaked.opinionated(SPEC, 4)
+    second, _ = peaked.with_peaked_logits(SPEC, 4)
     assert all(map(torch.equal, begun, starts))
     assert torch.equal(first.embed.table, second.embed.table)
 
@@ -44,4 +44,4 @@ def test_each_start_has_weights_of_its_own_and_the_seed_decides_them(starts):
 def test_the_last_start_that_does_not_settle_is_an_error(monkeypatch):
     monkeypatch.setattr(peaked, "_trained", lambda *_: (False, peaked.Opinion(0.1, 0.3, 800)))
     with pytest.raises(DovetailError, match="no clear margin"):
-        peaked.opinionated(SPEC, 4)
+        peaked.with_peaked_logits(SPEC, 4)

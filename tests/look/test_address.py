@@ -41,6 +41,8 @@ def test_pos_is_the_axis_of_tokens_that_a_tap_has() -> None:
         ("blocks.0.attn.hook_pattern[head=5]", "layers.0.mixer.pattern[head=5]"),
         ("blocks.1.attn.hook_z", "layers.1.mixer.z"),
         ("blocks.1.ln2.hook_scale", "layers.1.ffn_norm.scale"),
+        ("blocks.1.ln2.hook_out", "layers.1.ffn_norm.out"),
+        ("blocks.1.attn.hook_rot_q", "layers.1.mixer.q"),
         ("model.layers.2.self_attn", "layers.2.mixer.out"),
         ("transformer.h.0.mlp", "layers.0.ffn.out"),
         ("model.norm", "normed"),
@@ -65,6 +67,9 @@ def test_names_of_all_layers() -> None:
         ("layers.0.mixer.z[head=1", "a slice is written"),
         ("layers.0.mixer.z[head=1, head=2]", "names head twice"),
         ("blocks.0.hook_nothing", "TransformerLens"),
+        ("blocks.0.attn.hook_q", "before the rotation by position, .*: hook_rot_q"),
+        ("ln_final.hook_normalized", "before the norm's weight"),
+        ("hook_pos_embed", "embedded is the sum"),
         ("blocks.7.hook_resid_pre", "it would be layers.7.in"),
     ],
 )

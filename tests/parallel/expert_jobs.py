@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from dovetail.construction import generator
-from dovetail.core.ctx import Ctx
+from dovetail.core.ctx import Ctx, Losses
+from dovetail.core.draws import Draws
 from dovetail.core.group import RouterModule
 from dovetail.core.layout import TokenLayout
 from dovetail.files.spec import from_yaml
@@ -43,7 +44,7 @@ def experts_over_ranks(text: str, whole: tuple[str, ...], favored: int = 0) -> d
 def _step(model: Any) -> tuple[float, dict[str, float], dict[str, Tensor], Tensor]:
     tokens = torch.randint(0, 62, (3, 12), generator=generator(0, "tokens"))
     layout, losses = TokenLayout.packed([(5, 4), (12,), (3,)], 12), {}
-    loss = model.loss(tokens, tokens.masked_fill(~layout.real, -100), Ctx(layout=layout, losses=losses, seed=1))
+    loss = model.loss(tokens, tokens.masked_fill(~layout.real, -100), Ctx(layout=layout, losses=Losses(losses), draws=Draws(1)))
     loss.backward()
     gradients = {name: _whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
     routers = [module for module in model.modules() if isinstance(module, RouterModule)]
@@ -63,7 +64,7 @@ def steps_over_rows(text: str, steps: int = 3) -> dict[str, float]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for step in range(steps):
             optimizer.zero_grad()
-            model.loss(rows, rows, Ctx(layout=at, seed=step)).backward()
+            model.loss(rows, rows, Ctx(layout=at, draws=Draws(step))).backward()
             optimizer.step()
             rebalance(model)
         ends.append({name: _whole(x) for name, x in model.state_dict().items()})

@@ -45,7 +45,7 @@ def test_rows_on_several_ranks_have_the_numbers_of_the_whole_batch(
         for rank in range(ranks):
             monkeypatch.setattr(dist, "get_rank", lambda group, rank=rank: rank)
             own = make(lengths[rank * 6 // ranks : (rank + 1) * 6 // ranks])
-            found.append(TokenRanks(group).given_to(Ctx(layout=own)).layout.sample)
+            found.append(TokenRanks(group).added_to(Ctx(layout=own)).layout.sample)
         assert torch.cat(found).equal(whole)
 
 

@@ -79,11 +79,11 @@ class Question:
         """Our answer; what every layer is given goes into `heard` by its address."""
         listen = None if heard is None else Listener({"*layers.*.in": lambda address, x: heard.update({address: x})})
         if self.source is None:
-            return pair.ours(self.inputs, Ctx(layout=self.layout, types=self.types, listen=listen))
+            return pair.ours(self.inputs, Ctx(layout=self.layout, types=self.types, taps=listen))
         assert self.source_layout is not None
-        encoder_output, encoder_layout = pair.ours.encode(self.source, Ctx(layout=self.source_layout, listen=listen))
+        encoder_output, encoder_layout = pair.ours.encode(self.source, Ctx(layout=self.source_layout, taps=listen))
         return pair.ours(
-            self.inputs, Ctx(layout=self.layout, encoder_output=encoder_output, encoder_layout=encoder_layout, listen=listen)
+            self.inputs, Ctx(layout=self.layout, encoder_output=encoder_output, encoder_layout=encoder_layout, taps=listen)
         )
 
     def ask_theirs(self, pair: FormPair, hidden: bool = False) -> tuple[Tensor, dict[str, Tensor]]:

@@ -89,9 +89,9 @@ def test_a_shared_cache_is_stored_once_and_decodes(model: dt.Transformer, tmp_pa
 
 
 def test_a_block_returns_what_later_blocks_read(model: dt.Transformer) -> None:
-    assert [len(block.passing.wanted) for block in model.layers[:2]] == [2, 2]
-    assert [[read.name for _, read in block.passing.reads] for block in model.layers] == [[], ["v"], ["k", "v"], ["k", "v"]]
-    assert dt.build("llama-tiny").layers[0].passing is None
+    assert [len(block.io.wanted) for block in model.layers[:2]] == [2, 2]
+    assert [[read.name for _, read in block.io.reads] for block in model.layers] == [[], ["v"], ["k", "v"], ["k", "v"]]
+    assert dt.build("llama-tiny").layers[0].io is None
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_a_listener_gets_the_whole_pattern_once() -> None:
         seen: list[Tensor] = []
         model = perturbed(spec(kind))
         listen = Listener({"*.pattern": lambda _, x, seen=seen: seen.append(x)})
-        model(torch.randint(62, (2, 80)), Ctx(layout=TokenLayout.whole(2, 80), listen=listen))
+        model(torch.randint(62, (2, 80)), Ctx(layout=TokenLayout.whole(2, 80), taps=listen))
         assert len(seen) == 1
         assert torch.allclose(seen[0].sum(-1), torch.ones(()).double())
 

@@ -13,7 +13,7 @@ import torch
 import dovetail as dt
 from dovetail.account import account, mtp_flops
 from dovetail.construction import build
-from dovetail.core.ctx import Ctx
+from dovetail.core.ctx import Ctx, Losses
 from dovetail.core.errors import InputError, SpecError
 from dovetail.core.fold import parameters, state_values, taps, targets
 from dovetail.core.layout import TokenLayout
@@ -42,7 +42,7 @@ def with_heads(heads: str = "medusa, medusa", layers: str = "attention") -> Mode
 
 
 def ctx_of(losses: dict[str, torch.Tensor] | None = None) -> Ctx:
-    return Ctx(layout=TokenLayout.whole(3, 11), losses=losses)
+    return Ctx(layout=TokenLayout.whole(3, 11), losses=None if losses is None else Losses(losses))
 
 
 def test_a_fresh_head_predicts_what_the_model_predicts() -> None:

@@ -17,7 +17,8 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 
 from dovetail.construction import build
 from dovetail.core.check import problems
-from dovetail.core.ctx import Ctx, Listener
+from dovetail.core.ctx import Ctx, Listener, Losses
+from dovetail.core.draws import Draws
 from dovetail.core.fold import active_parameters, declared, parameters
 from dovetail.core.group import RouterModule
 from dovetail.core.layout import TokenLayout
@@ -176,7 +177,7 @@ def test_the_balance_loss_is_that_of_transformers_and_ignores_padding() -> None:
     nn.init.normal_(module.out.weight)
     x, layout = torch.randn(3, 11, WIDTH), TokenLayout.padded([11, 4, 7], 11)
     losses: dict[str, Tensor] = {}
-    module(x, Ctx(layout=layout, losses=losses))
+    module(x, Ctx(layout=layout, losses=Losses(losses)))
     logits = (x @ module.out.weight.T).flatten(0, 1)
     want = load_balancing_loss_func((logits,), EXPERTS, 2, layout.real.to(torch.float32))
     (got,) = losses.values()
@@ -185,7 +186,7 @@ def test_the_balance_loss_is_that_of_transformers_and_ignores_padding() -> None:
     assert slope.abs().max() > 1e-3
     assert torch.allclose(slope, theirs, atol=1e-6)
     x[~layout.real] = 50.0
-    module(x, Ctx(layout=layout, losses=losses))
+    module(x, Ctx(layout=layout, losses=Losses(losses)))
     assert torch.allclose(next(iter(losses.values())), got)
 
 
@@ -195,7 +196,7 @@ def test_losses_are_added_where_they_are_asked_for() -> None:
     losses: dict[str, Tensor] = {}
     x, ctx = model.hidden(tokens, Ctx(layout=TokenLayout.whole(2, 12)))
     plain = model.head.loss(x, tokens, ctx).mean()
-    whole = model.loss(tokens, tokens, Ctx(layout=TokenLayout.whole(2, 12), losses=losses))
+    whole = model.loss(tokens, tokens, Ctx(layout=TokenLayout.whole(2, 12), losses=Losses(losses)))
     assert sorted(losses) == [f"layers.{i}.ffn.router.{name}" for i in (0, 1) for name in ("balance", "z")]
     assert torch.allclose(whole, plain + sum(losses.values()))
     assert losses["layers.0.ffn.router.balance"] >= 0.5 * 2 * 0.9  # even work is top_k
@@ -205,11 +206,13 @@ def test_losses_come_through_a_compiled_block() -> None:
     model = build(small("kind: sigmoid_router, balance_loss: 0.5, balance_bias: true, noise: 0.3, capacity: 1.25"))
     block, x = model.layers[0], torch.randn(2, 7, WIDTH)
     want: dict[str, Tensor] = {}
-    block(x, Ctx(layout=TokenLayout.whole(2, 7), losses=want, seed=3), {})
+    block(x, Ctx(layout=TokenLayout.whole(2, 7), losses=Losses(want), draws=Draws(3)), {})
     load = routers(model)[0].load.clone()
     got: dict[str, Tensor] = {}
     torch.compiler.reset()
-    torch.compile(block, backend="eager", fullgraph=True)(x, Ctx(layout=TokenLayout.whole(2, 7), losses=got, seed=3), {})
+    torch.compile(block, backend="eager", fullgraph=True)(
+        x, Ctx(layout=TokenLayout.whole(2, 7), losses=Losses(got), draws=Draws(3)), {}
+    )
     torch.compiler.reset()
     assert got.keys() == want.keys() == {"layers.0.ffn.router.balance"}
     assert torch.allclose(got["layers.0.ffn.router.balance"], want["layers.0.ffn.router.balance"])
@@ -221,7 +224,8 @@ def test_losses_come_through_a_compiled_block() -> None:
 
 
 def route(model: ModelModule, x: Tensor, seed: int | None, layout: TokenLayout | None = None) -> tuple[Tensor, Tensor]:
-    return routers(model)[0](x, Ctx(layout=layout or TokenLayout.whole(*x.shape[:2]), seed=seed))
+    draws = None if seed is None else Draws(seed)
+    return routers(model)[0](x, Ctx(layout=layout or TokenLayout.whole(*x.shape[:2]), draws=draws))
 
 
 def test_noise_is_drawn_from_the_seed_in_training_alone() -> None:
@@ -237,8 +241,8 @@ def test_noise_is_drawn_from_the_seed_in_training_alone() -> None:
 
 def test_noise_is_normal() -> None:
     model = build(small("kind: softmax_router"))
-    drawn = Ctx(layout=TokenLayout.whole(50, 70), seed=4).noise(
-        torch.zeros(50, 70, WIDTH, dtype=torch.float64), 2.0, model.layers[0], "noise"
+    drawn = Draws(4).noise(
+        Ctx(layout=TokenLayout.whole(50, 70)), torch.zeros(50, 70, WIDTH, dtype=torch.float64), 2.0, model.layers[0], "noise"
     )
     assert abs(float(drawn.mean())) < 0.03
     assert abs(float(drawn.std()) - 2.0) < 0.02
@@ -331,7 +335,7 @@ def usage(model: ModelModule, tokens: Tensor) -> list[Tensor]:
     def hear(_: str, chosen: Tensor) -> None:
         found.append(torch.bincount(chosen.flatten(), minlength=EXPERTS) / chosen.numel())
 
-    model(tokens, Ctx(layout=TokenLayout.whole(*tokens.shape), listen=Listener({"*.router.chosen": hear})))
+    model(tokens, Ctx(layout=TokenLayout.whole(*tokens.shape), taps=Listener({"*.router.chosen": hear})))
     return found
 
 
@@ -363,7 +367,7 @@ def test_usage_stays_balanced_in_training(router: str, even: bool) -> None:
     first = None
     for step in range(250):
         tokens = text()
-        ctx = Ctx(layout=TokenLayout.whole(8, 32), seed=step, losses={})
+        ctx = Ctx(layout=TokenLayout.whole(8, 32), draws=Draws(step), losses=Losses())
         loss = model.loss(tokens[:, :-1], tokens[:, 1:], ctx)
         optimizer.zero_grad()
         loss.backward()

@@ -10,7 +10,7 @@ import torch
 
 from dovetail.account import account, mtp_flops
 from dovetail.construction import build
-from dovetail.core.ctx import Ctx
+from dovetail.core.ctx import Ctx, Losses
 from dovetail.core.errors import InputError, SpecError
 from dovetail.core.fold import declared, parameters, state_values, taps
 from dovetail.core.layout import TokenLayout
@@ -46,15 +46,15 @@ def test_the_loss_of_training_is_the_mean_over_depths_times_the_weight() -> None
     model = build(spec)
     losses: dict[str, torch.Tensor] = {}
     main = model.loss(TOKENS)
-    both = model.loss(TOKENS, ctx=Ctx(layout=TokenLayout.whole(3, 11), losses=losses))
+    both = model.loss(TOKENS, ctx=Ctx(layout=TokenLayout.whole(3, 11), losses=Losses(losses)))
     assert losses.keys() == {"mtp.0.loss", "mtp.1.loss"}
     torch.testing.assert_close(both, main + losses["mtp.0.loss"] + losses["mtp.1.loss"])
     heavy = build(spec.set("mtp.*.weight", 0.6))
     more: dict[str, torch.Tensor] = {}
-    heavy.loss(TOKENS, ctx=Ctx(layout=TokenLayout.whole(3, 11), losses=more))
+    heavy.loss(TOKENS, ctx=Ctx(layout=TokenLayout.whole(3, 11), losses=Losses(more)))
     torch.testing.assert_close(more["mtp.1.loss"], 2 * losses["mtp.1.loss"])
     one: dict[str, torch.Tensor] = {}
-    build(with_depths(1)).loss(TOKENS, ctx=Ctx(layout=TokenLayout.whole(3, 11), losses=one))
+    build(with_depths(1)).loss(TOKENS, ctx=Ctx(layout=TokenLayout.whole(3, 11), losses=Losses(one)))
     torch.testing.assert_close(one["mtp.0.loss"], 2 * losses["mtp.0.loss"])  # of two depths each counts half
     model.train()
     torch.testing.assert_close(model.loss(TOKENS), both)
@@ -63,7 +63,7 @@ def test_the_loss_of_training_is_the_mean_over_depths_times_the_weight() -> None
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_row_too_short_for_a_depth_adds_nothing(n: int) -> None:
     losses: dict[str, torch.Tensor] = {}
-    build(with_depths()).loss(TOKENS[:, :n], ctx=Ctx(layout=TokenLayout.whole(3, n), losses=losses))
+    build(with_depths()).loss(TOKENS[:, :n], ctx=Ctx(layout=TokenLayout.whole(3, n), losses=Losses(losses)))
     assert [bool(loss.isfinite()) for loss in losses.values()] == [True, True]
     assert losses["mtp.1.loss"] == 0
 

@@ -29,7 +29,7 @@ def spec(**mixer: Any) -> Any:
 
 def heard(model: Any, tokens: Tensor, pattern: str) -> Tensor:
     seen: list[Tensor] = []
-    model(tokens, Ctx(layout=TokenLayout.whole(*tokens.shape), listen=Listener({pattern: lambda _, x: seen.append(x)})))
+    model(tokens, Ctx(layout=TokenLayout.whole(*tokens.shape), taps=Listener({pattern: lambda _, x: seen.append(x)})))
     return seen[0]
 
 

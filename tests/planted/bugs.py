@@ -417,7 +417,7 @@ BUGS = [
     Bug(
         "parallel",
         "context.py",
-        "TokenRanks.given_to",
+        "TokenRanks.added_to",
         "dist.get_rank(self.data) * rows",
         "dist.get_rank(self.data)",
         "ranks number overlapping rows and draw the same dropout",

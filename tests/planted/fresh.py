@@ -44,7 +44,7 @@ FRESH = [
         "ops",
         "vocab.py",
         "sharded_cross_entropy",
-        "ctx.max(logits.detach().amax(-1), axes)",
+        "ctx.ranks.max(logits.detach().amax(-1), axes)",
         "logits.detach().amax(-1)",
         "each rank subtracts the maximum of its own shard of the vocabulary",
     ),

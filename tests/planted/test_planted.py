@@ -12,9 +12,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import run as planted
 from bugs import BUGS, Bug
 from fresh import FRESH
+from lab_statistics import STATISTICS
 
 
-@pytest.mark.parametrize("bug", [*BUGS, *FRESH], ids=lambda bug: f"{bug.room}-{bug.function}")
+@pytest.mark.parametrize("bug", [*BUGS, *FRESH, *STATISTICS], ids=lambda bug: f"{bug.room}-{bug.function}")
 def test_a_planted_bug_applies(bug: Bug) -> None:
     path, text = planted.place(bug)
     assert text != path.read_text(encoding="utf-8")

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses as dc
+import math
 import random
 from collections.abc import Sequence
 from functools import cache
 
 import torch
+from torch import Tensor
 
 import dovetail as dt
 from dovetail.core.ctx import Ctx
 from dovetail.core.layout import TokenLayout
 from dovetail.decoding.generation import generate_tokens
 from dovetail.decoding.sampling import Sampling
-from dovetail.serving.draft_ahead import Depths
+from dovetail.serving.draft_ahead import Depths, own_drafter
 from dovetail.serving.engine import Engine
 from dovetail.serving.request import Output, Request
 from dovetail.serving.schedule import Continuation
@@ -25,6 +27,8 @@ TEXT = "It was the best of times, it was the worst of times. "
 ATTENTION = "{mixer: {heads: 2, head: 16}, ffn: {hidden: 64}}"
 MAMBA = "{mixer: {kind: mamba2, inner: 64, head: 16, state_size: 16}, ffn: {hidden: 64}}"
 EXPERTS = "{mixer: {heads: 2, head: 16}, ffn: {kind: moe, experts: 4, hidden: 32}}"
+SURE = 0.001  # of a chi-square test: with fixed seeds it fails always or never
+TEMPERATURE, CHOICES, SEED = 1.3, 8, 1_000_000
 
 
 @cache
@@ -75,7 +79,7 @@ class Compared(Depths):
     def draft(self, ones: Sequence[Continuation], counts: Sequence[int]) -> list[list[int]]:
         drafts = super().draft(ones, counts)
         for one, count, got in zip(ones, counts, drafts, strict=True):
-            assert got == self.whole(one, min(count, self.depths)), (one.request.id, len(one.tokens))
+            assert got == self.whole(one, min(count, self.drafts)), (one.request.id, len(one.tokens))
             self.compared += len(got)
         return drafts
 
@@ -86,10 +90,53 @@ class Compared(Depths):
         ctx = Ctx(layout=TokenLayout.whole(1, len(one.tokens) - 1))
         before = hidden = self.model.hidden(torch.tensor([one.tokens[:-1]]), ctx)[0]
         for depth in range(1, count + 1):
-            ahead = torch.tensor([[*one.tokens, *drafts][depth:]])
-            logits, before = self.model.draft(hidden, ahead, ctx, depth, before)
+            ahead = torch.tensor([[*one.tokens, *drafts][1 if self.recurs else depth :]])
+            logits, before = self.model.draft(hidden, ahead, ctx, 1 if self.recurs else depth, before)
             drafts += sample_drafts(logits[:, -1], [one], [drafts])
+            if self.recurs:  # its own hidden state is the next one
+                before = hidden = torch.cat([hidden, before[:, -1:]], 1)
+                ctx = Ctx(layout=TokenLayout.whole(1, hidden.shape[1]))
         return drafts
+
+
+def compare_distribution(model: Transformer) -> None:
+    """Chi-square of third tokens, which are sampled behind a draft of the second where that is accepted, against the model's
+    own probs, summed over the first two. The model has learned little, so that several tokens are likely."""
+    start, draws = prompt(11, 20), 800
+    sampling = Sampling(temperature=TEMPERATURE, top_k=CHOICES)
+    requests = [
+        Request(id=str(i), prompt=start, max_tokens=3, sampling=dc.replace(sampling, seed=SEED + i)) for i in range(draws)
+    ]
+    engine = Engine(model, rows=8, longest=64, drafter=own_drafter(model, rows=8, longest=64, drafts=2), drafts=2)
+    got, probs = run(engine, *requests), third(model, start)
+    assert engine.stats().accepted > draws / 20
+    counts = torch.zeros_like(probs)
+    for tokens in got.values():
+        counts[tokens[2]] += 1
+    likely = probs * draws >= 5  # the others are one cell
+    seen, expected = (torch.cat([x[likely], x[~likely].sum()[None]]) for x in (counts, probs * draws))
+    assert len(seen) > 3
+    statistic = ((seen - expected) ** 2 / expected.clamp_min(1e-12)).sum()
+    freedom = torch.tensor((len(seen) - 1) / 2, dtype=torch.float64)
+    assert torch.special.gammaincc(freedom, statistic / 2) > SURE
+
+
+@torch.inference_mode()
+def third(model: Transformer, start: tuple[int, ...]) -> Tensor:
+    """The probs (vocab,) of the third token behind a prompt."""
+    texts, weights = torch.tensor([start]), torch.ones(1, dtype=torch.float64)
+    for _ in range(2):
+        probs = weights[:, None] * top(model(texts)[:, -1])
+        rows, tokens = probs.nonzero(as_tuple=True)
+        texts, weights = torch.cat([texts[rows], tokens[:, None]], 1), probs[rows, tokens]
+    return (weights[:, None] * top(model(texts)[:, -1])).sum(0)
+
+
+def top(logits: Tensor) -> Tensor:
+    """The probs (…, vocab) that the requests sample from."""
+    logits = logits.double() / TEMPERATURE
+    least = logits.topk(CHOICES).values[..., -1:]
+    return logits.masked_fill(logits < least, -math.inf).softmax(-1)
 
 
 def run_busy(model: Transformer, drafter: Compared, temperature: float) -> None:

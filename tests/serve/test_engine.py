@@ -163,7 +163,7 @@ def test_log_probs_of_prompt_and_tokens_are_those_of_a_whole_pass() -> None:
 def whole(model: ModelModule, ids: torch.Tensor) -> torch.Tensor:
     from dovetail.core.inputs import default_ctx
 
-    return model(ids, default_ctx(ids, ranks=None))
+    return model(ids, default_ctx(ids))
 
 
 def test_tokens_that_end_wait_for_the_fewest_tokens() -> None:

@@ -4,17 +4,14 @@ have the distribution of the target."""
 from __future__ import annotations
 
 import dataclasses as dc
-import math
 from pathlib import Path
 
 import pytest
-import torch
-from speculated import ATTENTION, EXPERTS, MAMBA, Compared, alone, learned, prompt, run, run_busy
-from torch import Tensor
+from speculated import ATTENTION, EXPERTS, MAMBA, Compared, alone, compare_distribution, learned, prompt, run, run_busy
 
 import dovetail as dt
 from dovetail.api.engine import EngineOptions, load_engine
-from dovetail.decoding.sampling import GREEDY, Sampling
+from dovetail.decoding.sampling import GREEDY
 from dovetail.proof.laws.adapted import perturb
 from dovetail.serving.draft_ahead import DraftAhead, DraftLast, own_drafter
 from dovetail.serving.engine import Engine
@@ -31,8 +28,6 @@ SPECS = {
     "experts": ((EXPERTS, EXPERTS), (HEAD, OWN)),
 }
 STEPS = {"attention": 260, "hybrid": 130, "experts": 150}  # after which the target knows the text
-SURE = 0.001  # of a chi-square test: with fixed seeds it fails always or never
-TEMPERATURE, CHOICES, SEED = 1.3, 8, 1_000_000
 
 
 def trained(name: str) -> Transformer:
@@ -150,40 +145,4 @@ def test_a_directory_with_heads_drafts_by_them(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SPECS)
 def test_sampled_tokens_have_the_distribution_of_the_target(name: str) -> None:
-    """Chi-square of third tokens, which are sampled behind a draft of the second where that is accepted, against the model's
-    own probs, summed over the first two. The model has learned little, so that several tokens are likely."""
-    model, start, draws = learned(*SPECS[name]), prompt(11, 20), 800
-    sampling = Sampling(temperature=TEMPERATURE, top_k=CHOICES)
-    requests = [
-        Request(id=str(i), prompt=start, max_tokens=3, sampling=dc.replace(sampling, seed=SEED + i)) for i in range(draws)
-    ]
-    engine = Engine(model, rows=8, longest=64, drafter=own_drafter(model, rows=8, longest=64, drafts=2), drafts=2)
-    got, probs = run(engine, *requests), third(model, start)
-    assert engine.stats().accepted > draws / 20
-    counts = torch.zeros_like(probs)
-    for tokens in got.values():
-        counts[tokens[2]] += 1
-    likely = probs * draws >= 5  # the others are one cell
-    seen, expected = (torch.cat([x[likely], x[~likely].sum()[None]]) for x in (counts, probs * draws))
-    assert len(seen) > 3
-    statistic = ((seen - expected) ** 2 / expected.clamp_min(1e-12)).sum()
-    freedom = torch.tensor((len(seen) - 1) / 2, dtype=torch.float64)
-    assert torch.special.gammaincc(freedom, statistic / 2) > SURE
-
-
-@torch.inference_mode()
-def third(model: Transformer, start: tuple[int, ...]) -> Tensor:
-    """The probs (vocab,) of the third token behind a prompt."""
-    texts, weights = torch.tensor([start]), torch.ones(1, dtype=torch.float64)
-    for _ in range(2):
-        probs = weights[:, None] * top(model(texts)[:, -1])
-        rows, tokens = probs.nonzero(as_tuple=True)
-        texts, weights = torch.cat([texts[rows], tokens[:, None]], 1), probs[rows, tokens]
-    return (weights[:, None] * top(model(texts)[:, -1])).sum(0)
-
-
-def top(logits: Tensor) -> Tensor:
-    """The probs (…, vocab) that the requests sample from."""
-    logits = logits.double() / TEMPERATURE
-    least = logits.topk(CHOICES).values[..., -1:]
-    return logits.masked_fill(logits < least, -math.inf).softmax(-1)
+    compare_distribution(learned(*SPECS[name]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dovetail.state.pages import FEW, TOKENS, flat_pieces
+from dovetail.state.pages import MOST_DECODE_QUERIES, TOKENS, flat_pieces
 
 TABLE = torch.arange(12).view(4, 3)
 
@@ -20,8 +20,8 @@ def test_rows_that_decode_are_one_piece_and_a_chunk_is_another() -> None:
 
 
 def test_rows_with_as_many_drafts_are_one_piece() -> None:
-    pieces = flat_pieces(TABLE, [5, 9, 4, 7], [1, 3, 3, FEW + 1])
-    assert [piece.shape for piece in pieces] == [(1, 1), (2, 3), (1, FEW + 1)]
+    pieces = flat_pieces(TABLE, [5, 9, 4, 7], [1, 3, 3, MOST_DECODE_QUERIES + 1])
+    assert [piece.shape for piece in pieces] == [(1, 1), (2, 3), (1, MOST_DECODE_QUERIES + 1)]
     assert pieces[1].layout.order.tolist() == [[9, 10, 11], [4, 5, 6]]
 
 

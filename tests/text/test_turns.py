@@ -62,6 +62,24 @@ def call(name: str, **arguments: int) -> dict[str, object]:
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+def test_the_template_renders_the_tools_of_each_row(tokenizer: Tokenizer) -> None:
+    special = tokenizer.with_special(["<|im_start|>", "<|im_end|>", "<|call|>", "<|args|>", "<|end_call|>"])
+    listed = "{% for t in tools or [] %}tool {{ t.function.name }}\n{% endfor %}" + TOOLS
+    encoder = TurnEncoder(special, frozenset({special.id_of("<|im_end|>")}), ChatTemplate(listed, "here"))
+    rows = [Chat(MESSAGES, tools=tools) for tools in ((), (call("add"),), (call("add"), call("sub")), (call("add"),))]
+    texts = [
+        special.engine.decode(one.ids.tolist(), skip_special_tokens=False)
+        for one in encoder.encode([("x", one) for one in rows])
+    ]
+    assert [text.partition("<|im_start|>")[0] for text in texts] == ["", "tool add\n", "tool add\ntool sub\n", "tool add\n"]
+    assert len({text.partition("<|im_start|>")[2] for text in texts}) == 1
+    prompts = [special.engine.decode(ids, skip_special_tokens=False) for ids in encoder.prompts([*rows[:2]])]
+    assert [text.startswith("tool add") for text in prompts] == [False, True]
+    deaf = TurnEncoder(special, frozenset({special.id_of("<|im_end|>")}), ChatTemplate(CHATML, "here"))
+    with pytest.raises(FileError, match="here: the chat template does not render tools"):
+        deaf.encode([("x", rows[1])])
+
+
 @pytest.mark.parametrize("content", ["", "Let me add.", "a <|end_call|> in between"])
 @pytest.mark.parametrize("calls", [1, 3])
 def test_an_answer_with_special_tokens_inside_is_learned_whole(tokenizer: Tokenizer, content: str, calls: int) -> None:

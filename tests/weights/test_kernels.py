@@ -4,11 +4,14 @@ import pytest
 import torch
 
 import dovetail as dt
+from dovetail.core.errors import StateError
 from dovetail.core.linear import Linear, offers
+from dovetail.decoding.steps import Decoder
 from dovetail.ops.attend import using
 from dovetail.ops.formats import kernels
 from dovetail.ops.formats.kinds import NF4, Int4, Int8
 from dovetail.weights.quantization.leaf import QuantizedLinear
+from dovetail.weights.quantization.recipe import candidates, leaf_at, put_leaf
 
 
 def leaf_of(format, out: int = 96, inp: int = 128, bias: bool = True) -> QuantizedLinear:
@@ -19,10 +22,14 @@ def leaf_of(format, out: int = 96, inp: int = 128, bias: bool = True) -> Quantiz
     return QuantizedLinear.of(leaf, format, format.encode(leaf.weight.detach()))
 
 
+PACKED = [Int8(), Int4(group=32), Int4(group=64), Int4(group=32, zero_point=True), Int4(group=128, zero_point=True)]
+
+
+@pytest.mark.parametrize("out", [96, 90, 7])
 @pytest.mark.parametrize("rows", [1, 5, 16])
-@pytest.mark.parametrize("format", [Int8(), Int4(group=32), Int4(group=64)], ids=str)
-def test_a_kernel_is_as_exact_as_the_reference(format, rows):
-    leaf = leaf_of(format)
+@pytest.mark.parametrize("format", PACKED, ids=str)
+def test_a_kernel_is_as_exact_as_the_reference(format, rows, out):
+    leaf = leaf_of(format, out)
     x = torch.randn(rows, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
     exact = x.double() @ format.decode(leaf.stored(), 128).double().T + leaf.bias.double()
     with torch.no_grad():
@@ -71,8 +78,8 @@ def test_the_gradient_passes_through_rounded_activations():
 def test_kernels_offer_themselves_only_where_they_run():
     x = torch.zeros(2, 128, dtype=torch.bfloat16)
     assert not kernels.offers(NF4(), (96, 128), x)
-    assert not kernels.offers(Int4(group=32, zero_point=True), (96, 128), x)
-    assert not kernels.offers(Int8(), (90, 128), x)
+    assert not kernels.offers(Int4(group=16), (96, 128), x)
+    assert not kernels.offers(Int8(group=32), (96, 128), x)
     assert not kernels.offers(Int8(), (96, 128), x.float())
     assert not kernels.offers(Int8(), (96, 128), torch.zeros(17, 128, dtype=torch.bfloat16))
     assert not kernels.offers(Int8(), (96, 128), x.clone().requires_grad_())
@@ -84,6 +91,49 @@ def test_new_codes_are_used_after_they_are_put():
         before = leaf(x)
         leaf.put("weight_scale", leaf.stored()["weight_scale"] * 2)
         assert torch.equal(leaf(x), before * 2)
+
+
+@pytest.mark.parametrize("format", PACKED, ids=str)
+def test_new_codes_are_used_after_they_are_loaded(format):
+    leaf, other, x = leaf_of(format), leaf_of(format), torch.ones(1, 128, dtype=torch.bfloat16)
+    for name, tensor in format.encode(torch.randn(96, 128, generator=torch.Generator().manual_seed(2))).items():
+        other.put(name, tensor)
+    with torch.no_grad():
+        assert not torch.equal(leaf(x), other(x))
+        leaf.load_state_dict(other.state_dict())
+        assert torch.equal(leaf(x), other(x))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # two graphs with all choices of kernels
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own freezing
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize("format", [Int8(), Int4(group=32, zero_point=True)], ids=str)
+def test_a_compiled_step_reads_the_codes_and_never_decodes_them(format, monkeypatch):
+    spec = "width: 64\nvocab: 62\nlayers: [{mixer: {heads: 4, kv_heads: 2, head: 16}, ffn: {hidden: 96}}]\n"
+    model = dt.build(spec, dtype="bfloat16")
+    for path in candidates(model.spec):
+        put_leaf(model, model.spec, path, format, format.encode(leaf_at(model, path).weight.detach()))
+    tokens = torch.randint(0, 62, (2, 5), generator=torch.Generator().manual_seed(0))
+    want = run(model, tokens, compiled=False)
+
+    def decoded(*_):
+        raise AssertionError("W is decoded")
+
+    monkeypatch.setattr(type(format), "value", decoded)
+    got = run(model, tokens, compiled=True)
+    assert (got - want).abs().max() < 0.02 * want.abs().max()  # sums of bfloat16 in another order
+    decoder = Decoder(model, dt.Pool(model.spec, 2, 16, dtype=torch.bfloat16), compiled=True)
+    model.load_state_dict(model.state_dict())
+    with torch.no_grad(), pytest.raises(StateError, match="have changed"):
+        decoder.step(tokens, [0, 1])
+
+
+@torch.no_grad()
+def run(model, tokens, compiled: bool) -> torch.Tensor:
+    decoder = Decoder(model, dt.Pool(model.spec, 2, 16, dtype=torch.bfloat16), compiled=compiled)
+    steps = [decoder.step(tokens, [0, 1])]
+    return torch.stack([*steps, *(decoder.step(torch.full((2, 1), i), [0, 1]) for i in range(4))]).float()
 
 
 @pytest.mark.parametrize("cache", ["int8", "fp8", "int4"])

@@ -13,6 +13,7 @@ import torch
 
 import dovetail as dt
 from dovetail.core.ctx import Ctx
+from dovetail.core.draws import Draws
 from dovetail.core.errors import InputError, SpecError
 from dovetail.core.layout import TokenLayout
 from dovetail.core.linear import offers
@@ -37,7 +38,7 @@ def adapted(of: dt.Model | None = None, dropout: float = P, **fields: Any) -> dt
 
 
 def ctx(rows: int = 3, seed: int | None = 4) -> Ctx:
-    return Ctx(layout=TokenLayout.whole(rows, IDS.shape[1]), seed=seed)
+    return Ctx(layout=TokenLayout.whole(rows, IDS.shape[1]), draws=None if seed is None else Draws(seed))
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora"])
@@ -80,7 +81,7 @@ def test_rows_alone_draw_what_they_draw_in_a_batch(of: dt.Model) -> None:
     assert (whole - model(IDS, ctx(seed=None))).abs().max() > 1e-3
     assert (whole - model(IDS, ctx(seed=9))).abs().max() > 1e-3
     for row in range(len(IDS)):
-        alone = Ctx(layout=TokenLayout.whole(1, IDS.shape[1]).numbered(row), seed=4)
+        alone = Ctx(layout=TokenLayout.whole(1, IDS.shape[1]).numbered(row), draws=Draws(4))
         torch.testing.assert_close(model(IDS[row : row + 1], alone)[0], whole[row], rtol=1e-9, atol=1e-9)
 
 

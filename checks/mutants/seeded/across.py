@@ -7,7 +7,7 @@ import dataclasses as dc
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.cross_layer import UNREAD, Values
+from dovetail.core.cross_layer import DISCARDED, Values
 from dovetail.core.ctx import Ctx
 from dovetail.core.rows import SequenceRows
 from dovetail.core.scope import Scope
@@ -72,7 +72,7 @@ def without_order(self: Ngram, name: str, scope: Scope) -> Tensor:
     return drawn[:, :1] * (drawn != 0)
 
 
-def without_scale(self: PleModule, x: Tensor, ctx: Ctx, values: Values = UNREAD) -> Tensor:
+def without_scale(self: PleModule, x: Tensor, ctx: Ctx, values: Values = DISCARDED) -> Tensor:
     found = F.embedding(values["inputs"], self.table)
     own = self.found_norm(self.project(values["embedded"]) * self.width**-0.5, ctx)
     return self.out_norm(self.o(self.act(self.gate(x)) * (own + found) * 2**-0.5), ctx)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from dovetail import construction
-from dovetail.core import ctx as context
+from dovetail.core import draws as drawing
 from dovetail.core.ctx import Ctx
+from dovetail.core.draws import Draws
 from dovetail.core.fold import Declared
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import Module
@@ -21,16 +22,15 @@ from dovetail.core.weight import Weight
 from dovetail.parts import init
 from dovetail.proof.laws.mutant import Mutant, instead, spec
 
-_std, _ranges, _writes_stream, _drop = construction._std, construction._ranges, init.writes_stream, context._drop
-_noise = Ctx.noise
+_std, _ranges, _writes_stream, _drop = construction._std, construction._ranges, init.writes_stream, drawing._drop
+_noise = Draws.noise
 
 
-def one_stream_for_all_layers(self: Ctx, module: Module, name: str) -> Tensor:
-    assert isinstance(self.seed, Tensor)
+def one_stream_for_all_layers(self: Draws, module: Module, name: str) -> Tensor:
     return streams(self.seed, [name])[0]
 
 
-def one_stream_for_all_seeds(self: Ctx, module: Module, name: str) -> Tensor:
+def one_stream_for_all_seeds(self: Draws, module: Module, name: str) -> Tensor:
     return streams(torch.tensor(0), [f"{module.path}.{name}"])[0]
 
 
@@ -43,18 +43,18 @@ def samples_draw_alike(self: TokenLayout) -> Tensor:
     return torch.zeros_like(self.order)
 
 
-def positions_in_the_row(self: Ctx, x: Tensor, module: Module, name: str, axes: Sequence[str]) -> Tensor:
+def positions_in_the_row(self: Draws, ctx: Ctx, x: Tensor, module: Module, name: str, axes: Sequence[str]) -> Tensor:
     position = torch.arange(x.shape[-2]).expand(x.shape[:-1])
     pairs = torch.arange((x.shape[-1] + 1) // 2)
-    return draw(self._stream(module, name), self.layout.sample[..., None], position[..., None], pairs)
+    return draw(self._stream(module, name), ctx.layout.sample[..., None], position[..., None], pairs)
 
 
 def drop_rate_of_what_stays(x: Tensor, both: Tensor, p: float, first: int) -> Tensor:
     return _drop(x, both, 1.0 - p, first)
 
 
-def noise_by_variance(self: Ctx, x: Tensor, std: float, *rest: Any) -> Tensor:
-    return _noise(self, x, std**2, *rest)
+def noise_by_variance(self: Draws, ctx: Ctx, x: Tensor, std: float, *rest: Any, **named: Any) -> Tensor:
+    return _noise(self, ctx, x, std**2, *rest, **named)
 
 
 def layers_start_equal(weights: Sequence[Declared], seed: int) -> Tensor:
@@ -77,13 +77,13 @@ def mutants() -> list[Mutant]:
     """The seeded bugs of this area."""
     experts = spec().set("layers.*.ffn", {"kind": "moe", "experts": 4, "hidden": 20})
     return [
-        Mutant("every layer drops the same values", "draws", instead(Ctx, "_stream", one_stream_for_all_layers)),
-        Mutant("every step drops the same values", "draws", instead(Ctx, "_stream", one_stream_for_all_seeds)),
+        Mutant("every layer drops the same values", "draws", instead(Draws, "_stream", one_stream_for_all_layers)),
+        Mutant("every step drops the same values", "draws", instead(Draws, "_stream", one_stream_for_all_seeds)),
         Mutant("packed documents drop by their row", "draws", instead(TokenLayout, "sample", property(samples_are_rows))),
         Mutant("every sample drops the same values", "draws", instead(TokenLayout, "sample", property(samples_draw_alike))),
-        Mutant("dropout counts positions in the row", "draws", instead(Ctx, "_bits", positions_in_the_row)),
-        Mutant("dropout keeps with probability p", "draws", instead(context, "_drop", drop_rate_of_what_stays)),
-        Mutant("router noise has its standard deviation squared", "draws", instead(Ctx, "noise", noise_by_variance)),
+        Mutant("dropout counts positions in the row", "draws", instead(Draws, "_bits", positions_in_the_row)),
+        Mutant("dropout keeps with probability p", "draws", instead(drawing, "_drop", drop_rate_of_what_stays)),
+        Mutant("router noise has its standard deviation squared", "draws", instead(Draws, "noise", noise_by_variance)),
         Mutant("initial weights of two layers are equal", "draws", instead(construction, "_streams", layers_start_equal)),
         Mutant("initial weights are 1.5 times too large", "draws", instead(construction, "_std", wide_spread)),
         Mutant("experts start without 1/√(2·depth)", "draws", instead(init, "writes_stream", experts_without_depth), experts),

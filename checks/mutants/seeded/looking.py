@@ -25,7 +25,7 @@ from dovetail.parts.norm import RMSNormModule
 from dovetail.proof.laws import looking
 from dovetail.proof.laws.mutant import Mutant, instead, spec
 
-_hear, _positions, _mask, _added = Tracer.hear, Site.positions, Site.mask, WireModule.added
+_hear, _positions, _added = Tracer.hear, Site.positions, WireModule.added
 MAMBA2 = """
 width: 28
 vocab: 62
@@ -35,7 +35,7 @@ layers: [{repeat: 2, mixer: {kind: mamba2, inner: 60, head: 6, state_size: 5}, f
 
 def scale_of_a_norm_read_only(self: RMSNormModule, x: Tensor, ctx: Ctx) -> Tensor:
     ctx.tap(self, "scale", torch.sqrt((x * x).mean(-1, keepdim=True) + self.part.eps))
-    return ctx.tap(self, "out", self.forward(x, dc.replace(ctx, listen=None)))
+    return ctx.tap(self, "out", self.forward(x, dc.replace(ctx, taps=None)))
 
 
 def output_of_a_norm_read_only(self: RMSNormModule, x: Tensor, ctx: Ctx) -> Tensor:
@@ -46,7 +46,7 @@ def output_of_a_norm_read_only(self: RMSNormModule, x: Tensor, ctx: Ctx) -> Tens
 
 
 def added_before_its_multiplier(self: WireModule, y: Tensor, block: Branching, branch: str, ctx: Ctx) -> Tensor:
-    return _added(self, ctx.tap(block, f"{branch}_add", y), block, branch, dc.replace(ctx, listen=None))
+    return _added(self, ctx.tap(block, f"{branch}_add", y), block, branch, dc.replace(ctx, taps=None))
 
 
 def heard_in_prefill_only(self: Tracer, address: str, x: Tensor, layout: TokenLayout | None = None) -> Tensor:
@@ -58,9 +58,9 @@ def index_taken_for_the_position(self: Site, x: Tensor, axis: str) -> Tensor:
     return torch.arange(positions.shape[-1]).expand_as(positions)
 
 
-def rows_ignored(self: Site, x: Tensor) -> Tensor | None:
+def rows_ignored(self: Site, x: Tensor) -> Site:
     picks = {axis: pick for axis, pick in self.target.picks.items() if axis != "row"}
-    return _mask(dc.replace(self, target=self.target._replace(picks=picks)), x)
+    return dc.replace(self, target=self.target._replace(picks=picks))
 
 
 def copy_recorded_for_gradients(self: Tracer, address: str, x: Tensor, layout: TokenLayout | None = None) -> Tensor:
@@ -134,7 +134,7 @@ def mutants() -> list[Mutant]:
         ),
         ("a listener is called in prefill only", instead(Tracer, "hear", heard_in_prefill_only), None, ours),
         ("a position is taken for an index of the step", instead(Site, "positions", index_taken_for_the_position), None, ours),
-        ("a patch of one row reaches its neighbors", instead(Site, "mask", rows_ignored), None, ours),
+        ("a patch of one row reaches its neighbors", instead(Site, "within", rows_ignored), None, ours),
         ("a gradient is that of a copy", instead(Tracer, "hear", copy_recorded_for_gradients), None, ours),
         (
             "a patched pattern is computed beside the output",

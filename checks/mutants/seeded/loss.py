@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
+from dovetail.core.ctx import Ctx, Losses
 from dovetail.core.loss import LossSum
 from dovetail.model import Model, ModelModule
 from dovetail.parts import head
@@ -41,7 +41,7 @@ def added_losses_dropped(self: Ctx, loss: Tensor) -> Tensor:
 
 
 def losses_replaced(self: ModelModule, inputs: Tensor, targets: Tensor, ctx: Ctx) -> Tensor:
-    return _model_loss(self, inputs, targets, dc.replace(ctx, losses={}) if ctx.training else ctx)
+    return _model_loss(self, inputs, targets, dc.replace(ctx, losses=Losses()) if ctx.draws is not None else ctx)
 
 
 def vector_not_normalized(self: PooledEmbeddingModule, x: Tensor, labels: Tensor, ctx: Ctx) -> LossSum:

@@ -67,7 +67,7 @@ def a_latent_for_each_head(self: MLA, scope: Scope) -> list[State]:
 def latents_are_summed(
     self: MLAModule, q: Tensor, latent: Tensor, turned: Tensor, layout: TokenLayout, key_layout: TokenLayout, ctx: Ctx
 ) -> Tensor:
-    return _expanded(self, q, ctx.all_reduce(latent, ("heads",)), turned, layout, key_layout, ctx)
+    return _expanded(self, q, ctx.ranks.all_reduce(latent, ("heads",)), turned, layout, key_layout, ctx)
 
 
 def latent(kv_rank: int) -> Model:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dovetail import model as model_file
 from dovetail.core import multi_token
-from dovetail.core.ctx import Ctx
+from dovetail.core.ctx import Ctx, Losses
 from dovetail.core.group import HeadModule, MtpModule
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import IGNORED
@@ -61,7 +61,7 @@ def last_target_off_by_one(
     labels = ctx.layout.next_of(tokens, IGNORED) if ctx.labels is None else ctx.labels
     early = torch.cat([labels[..., :1], labels[..., :-1]], -1)
     _look(depths, head, hidden, embedded, tokens, ctx)
-    _look(depths, head, hidden, embedded, tokens, dc.replace(ctx, labels=early, losses=losses, listen=None))
+    _look(depths, head, hidden, embedded, tokens, dc.replace(ctx, labels=early, losses=Losses(losses), taps=None))
     ctx.add_loss(depths[-1], "loss", losses[f"{depths[-1].path}.loss"])
 
 

@@ -47,13 +47,13 @@ def mutants() -> list[Mutant]:
     two = recurrent("mamba2", inner=36, head=6, state_size=5)
     experts = spec().set("layers.*.ffn", {"kind": "moe", "experts": 4, "hidden": 20})
     interiors: list[tuple[str, ModuleType, Model]] = [
-        ("rotary angles are in bfloat16", rope, spec()),
         ("a router is in bfloat16", router, experts),
         ("the reference softmax is in bfloat16", attend_ref, sharp),
         ("the step width of Mamba-2 is in bfloat16", mamba2, two),
         ("the step width of Mamba is in bfloat16", mamba, recurrent("mamba", inner=36, state_size=5)),
     ]
     return [
+        Mutant("rotary angles are in bfloat16", "narrow", instead(rope, "angle_dtype", left_narrow), spec()),
         *[Mutant(name, "narrow", instead(module, "at_least_fp32", left_narrow), model) for name, module, model in interiors],
         Mutant("the tiled kernel rounds its scores", "narrow", instead(attend_tiled.Work, "scores", rounded_scores), sharp),
         Mutant("the state of Mamba-2 is in bfloat16", "narrow", instead(mamba2.Mamba2, "state", state_in_model_dtype), two),

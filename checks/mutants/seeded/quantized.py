@@ -12,13 +12,14 @@ from dovetail.core.module import holder
 from dovetail.core.part import Part
 from dovetail.files.spec import from_yaml
 from dovetail.model import Model
-from dovetail.ops.formats import format as base, kinds
+from dovetail.ops.formats import format as base, kernels, kinds
 from dovetail.ops.formats.format import Format, Grid
 from dovetail.ops.formats.kinds import FP8, NF4, Int4, Int8
 from dovetail.proof.laws import quantized as law
 from dovetail.proof.laws.mutant import BASE, Mutant, instead, spec
 from dovetail.weights.quantization.leaf import Product, QuantizedLinear
 
+_prepared, _product = kernels.prepared, kernels.product
 _unpack, _decode, _dense = kinds.unpack_nibbles, Format.decode, QuantizedLinear.dense
 
 
@@ -155,6 +156,32 @@ def repeated() -> Model:
     return from_yaml(BASE).set("layers.1.shares", 0)
 
 
+def scales_of_the_next_group(format: Format, tensors: dict[str, Tensor], inp: int) -> kernels.Operands:
+    """The packed copy has each group's scales one group late."""
+    codes, scale = _prepared(format, tensors, inp)
+    return codes, scale.roll(1, 0)
+
+
+def zero_point_off_by_one(format: Format, tensors: dict[str, Tensor], inp: int) -> kernels.Operands:
+    """The packed copy centers the codes at 7."""
+    codes, scale = _prepared(format, tensors, inp)
+    if scale.dim() == 3:
+        scale = torch.stack([scale[..., 0], scale[..., 1] + scale[..., 0]], -1)
+    return codes, scale
+
+
+def old_copy_stays(self: QuantizedLinear, *args: Any, **kwargs: Any) -> None:
+    """Codes are loaded, and the packed copy is of those before."""
+    nn.Module._load_from_state_dict(self, *args, **kwargs)
+
+
+def group_twice_as_long(format: Format, operands: kernels.Operands, x: Tensor, out: int) -> Tensor:
+    """The kernel is told another group than the codes have."""
+    if isinstance(format, Int4):
+        return _product(Int4(group=2 * format.group), (operands[0], operands[1][::2].contiguous()), x, out)
+    return _product(format, operands, x, out)
+
+
 def mutants() -> list[Mutant]:
     """The seeded bugs of this area."""
     name = "quantized"
@@ -196,5 +223,9 @@ def mutants() -> list[Mutant]:
         Mutant("double-quantized scales are not decoded", name, instead(NF4, "grid", scales_not_decoded)),
         Mutant("double-quantized scales have no minimum", name, instead(NF4, "grid", no_minimum)),
         Mutant("FP8 has an exponent off by one", name, instead(FP8, "value", exponent_off_by_one)),
+        Mutant("a packed copy has scales of the next group", name, instead(kernels, "prepared", scales_of_the_next_group)),
+        Mutant("a packed copy has a zero point off by one", name, instead(kernels, "prepared", zero_point_off_by_one)),
+        Mutant("a packed copy survives other codes", name, instead(QuantizedLinear, "_load_from_state_dict", old_copy_stays)),
+        Mutant("a kernel reads groups twice as long", name, instead(kernels, "product", group_twice_as_long)),
         Mutant("a layer tied to a quantized one stays dense", name, instead(law, "put_leaf", tied_leaves_left), repeated()),
     ]

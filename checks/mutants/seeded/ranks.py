@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from checks.mutants.seeded.moe import experts
-from dovetail.core.ctx import Ctx, _pairs
+from dovetail.core.ctx import Ctx
+from dovetail.core.draws import Draws, _pairs
 from dovetail.core.fold import Declared
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import LossSum
 from dovetail.core.module import Module
 from dovetail.core.random import draw
+from dovetail.core.ranks import Ranks
 from dovetail.model import ModelModule
 from dovetail.ops import vocab
 from dovetail.ops.attend_tiled import Work
@@ -32,7 +34,7 @@ from dovetail.weights.adapters import lora
 from dovetail.weights.adapters.dropout import Lent
 from dovetail.weights.adapters.kind import Tp
 
-_local_slices, _first = construction.local_slices, Ctx.first
+_local_slices, _first = construction.local_slices, Ranks.first
 _reader, _gather, _split_rows = shard._reader, collective.gather, TokenLayout.split_rows
 _chunk_layouts, _factor, _staged = RingView.chunk_layouts, Work.factor, stage._staged
 _drop = Lent.drop
@@ -51,11 +53,11 @@ def pieces_in_reverse(x: Tensor, dim: int, group: Any) -> Tensor:
     return torch.cat(list(_gather(x, dim, group).chunk(2, dim))[::-1], dim)
 
 
-def channels_counted_per_rank(self: Ctx, module: Module, axes: Sequence[str], size: int) -> int:
+def channels_counted_per_rank(self: Ranks, module: Module, axes: Sequence[str], size: int) -> int:
     return _first(self, module, axes, size) if "vocab" in axes else 0
 
 
-def tokens_counted_per_rank(self: Ctx, module: Module, axes: Sequence[str], size: int) -> int:
+def tokens_counted_per_rank(self: Ranks, module: Module, axes: Sequence[str], size: int) -> int:
     return 0 if "vocab" in axes else _first(self, module, axes, size)
 
 
@@ -64,10 +66,10 @@ def samples_counted_per_rank(self: TokenLayout, parts: int, which: int) -> Token
     return rows.numbered(-int(rows.sample.min()))
 
 
-def positions_counted_per_rank(self: Ctx, x: Tensor, module: Module, name: str, axes: Sequence[str]) -> Tensor:
+def positions_counted_per_rank(self: Draws, ctx: Ctx, x: Tensor, module: Module, name: str, axes: Sequence[str]) -> Tensor:
     position = torch.arange(x.shape[-2]).expand(x.shape[:-1])
-    pairs = _pairs(self.first(module, axes, x.shape[-1]), x.shape[-1], x.device)
-    return draw(self._stream(module, name), self.layout.sample[..., None], position[..., None], pairs)
+    pairs = _pairs(ctx.ranks.first(module, axes, x.shape[-1]), x.shape[-1], x.device)
+    return draw(self._stream(module, name), ctx.layout.sample[..., None], position[..., None], pairs)
 
 
 def sum_of_one_rank(self: TokenRanks, x: Tensor) -> Tensor:
@@ -98,22 +100,22 @@ def max_of_one_rank(self: TensorRanks, x: Tensor) -> Tensor:
 
 
 def exponentials_of_one_rank(logits: Tensor, labels: Tensor, module: Module, ctx: Ctx, axes: Sequence[str]) -> Tensor:
-    top = ctx.max(logits.detach().amax(-1), axes)
+    top = ctx.ranks.max(logits.detach().amax(-1), axes)
     row, own = vocab._own(labels, logits.shape[-1], module, ctx, axes)
-    target = ctx.leave(torch.where(own, logits.gather(-1, row[:, None])[:, 0], 0.0), axes)
+    target = ctx.ranks.reduce_from_region(torch.where(own, logits.gather(-1, row[:, None])[:, 0], 0.0), axes)
     losses = (logits - top[:, None]).exp().sum(-1).log() + top - target
     return torch.where(labels != vocab.IGNORED, losses, 0.0).sum()
 
 
 def label_of_one_rank(logits: Tensor, labels: Tensor, module: Module, ctx: Ctx, axes: Sequence[str]) -> Tensor:
-    top = ctx.max(logits.detach().amax(-1), axes)
+    top = ctx.ranks.max(logits.detach().amax(-1), axes)
     row, own = vocab._own(labels, logits.shape[-1], module, ctx, axes)
-    total = ctx.leave((logits - top[:, None]).exp().sum(-1), axes)
+    total = ctx.ranks.reduce_from_region((logits - top[:, None]).exp().sum(-1), axes)
     losses = total.log() + top - torch.where(own, logits.gather(-1, row[:, None])[:, 0], 0.0)
     return torch.where(labels != vocab.IGNORED, losses, 0.0).sum()
 
 
-def mean_of_means(self: Ctx, loss: LossSum) -> Tensor:
+def mean_of_means(self: Ranks, loss: LossSum) -> Tensor:
     return self.batch_sum(loss.mean()) / self.batch_sum(torch.ones(()))
 
 
@@ -152,7 +154,7 @@ def plain_tp(base: Declared) -> Tp:
 
 
 def adapter_channels_per_rank(self: Lent, x: Tensor, p: float, axes: tuple[str, ...]) -> Tensor:
-    with instead(Ctx, "first", channels_counted_per_rank)():
+    with instead(Ranks, "first", channels_counted_per_rank)():
         return _drop(self, x, p, axes)
 
 
@@ -165,14 +167,14 @@ def mutants() -> list[Mutant]:
         Mutant("a bias is added once per rank", "sharded", instead(shard, "_reader", bias_added_on_every_rank), biased),
         Mutant("a gradient is not summed across ranks", "sharded", instead(shard, "enter", gradient_of_one_rank)),
         Mutant("pieces of a sequence are joined in reverse", "sharded", instead(context, "gather", pieces_in_reverse)),
-        Mutant("every rank drops the same channels", "sharded", instead(Ctx, "first", channels_counted_per_rank), dropping),
+        Mutant("every rank drops the same channels", "sharded", instead(Ranks, "first", channels_counted_per_rank), dropping),
         Mutant(
             "every rank drops the same samples",
             "sharded",
             instead(TokenLayout, "split_rows", samples_counted_per_rank),
             dropping,
         ),
-        Mutant("pieces of a sequence drop alike", "sharded", instead(Ctx, "_bits", positions_counted_per_rank), dropping),
+        Mutant("pieces of a sequence drop alike", "sharded", instead(Draws, "_bits", positions_counted_per_rank), dropping),
         Mutant("a balance loss counts one rank's tokens", "sharded", instead(TokenRanks, "sum", sum_of_one_rank), balanced),
         Mutant(
             "a balance loss learns from one rank's tokens",
@@ -197,8 +199,8 @@ def mutants() -> list[Mutant]:
             "sharded",
             instead(head, "sharded_cross_entropy", label_of_one_rank),
         ),
-        Mutant("the loss of a batch is a mean of the means of ranks", "sharded", instead(Ctx, "batch_mean", mean_of_means)),
-        Mutant("every rank has the first rows of a table", "sharded", instead(Ctx, "first", tokens_counted_per_rank)),
+        Mutant("the loss of a batch is a mean of the means of ranks", "sharded", instead(Ranks, "batch_mean", mean_of_means)),
+        Mutant("every rank has the first rows of a table", "sharded", instead(Ranks, "first", tokens_counted_per_rank)),
         Mutant("chunks of a ring have equal weights", "sharded", instead(ring, "merged", chunks_of_equal_weight)),
         Mutant("a chunk of a ring has the mask of another", "sharded", instead(RingView, "chunk_layouts", chunks_in_reverse)),
         Mutant("the gradient of keys is that of one rank", "sharded", instead(ring, "added", gradients_of_the_last_rank)),

@@ -37,7 +37,7 @@ def tables_never_saved(self: Weight) -> bool:
 
 
 def residual_sum_tapped(self: WireModule, y: Tensor, block: Any, branch: str, ctx: Any) -> Tensor:
-    out = _added(self, y, block, branch, dc.replace(ctx, listen=None))
+    out = _added(self, y, block, branch, dc.replace(ctx, taps=None))
     ctx.tap(block, f"{branch}_add", out + 1.0)
     return out
 

@@ -25,7 +25,7 @@ def data():
     layout = dt.TokenLayout.packed([LENGTHS], N)
     probs = []
     listener = dt.Listener({"*.pattern": lambda _, value: probs.append(value)})
-    model(torch.zeros(1, N, dtype=torch.long), dt.Ctx(layout=layout, listen=listener))
+    model(torch.zeros(1, N, dtype=torch.long), dt.Ctx(layout=layout, taps=listener))
     grids["packed: " + ", ".join(map(str, LENGTHS))] = probs[0][0, 0]
     return {name: ["".join("1" if weight > 0 else "0" for weight in row) for row in grid] for name, grid in grids.items()}
 

@@ -30,7 +30,7 @@ class EngineOptions(OptionGroup):
     speculate: Annotated[str | None, SPECULATE] = None
     drafts: Annotated[
         int,
-        Option("With --speculate: tokens that are guessed at once, with mtp one per depth or head at most.", low=1, high=64),
+        Option("With --speculate: tokens guessed at once; by depths or Medusa heads at most one each.", low=1, high=64),
     ] = 4
     compiled: Annotated[bool, COMPILED] = False
     dtype: Annotated[Literal["float32", "bfloat16", "float16"] | None, SERVED_DTYPE] = None

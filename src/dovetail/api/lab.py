@@ -66,6 +66,13 @@ def lab(
     ] = None,
     workers: Annotated[int | None, BatchSize("Processes that train (default: as many as cores allow).")] = None,
     threads: Annotated[int, BatchSize("Threads of each process.")] = 1,
+    cluster: Annotated[
+        str | None,
+        Option(
+            "Train on the nodes of this Ray cluster instead, which share a file system (extra `cluster`).",
+            form="HOST:PORT|auto",
+        ),
+    ] = None,
     watch: Watch = unwatched,
     progress: Callable[..., None] = silent,
 ) -> LabResult:
@@ -80,7 +87,7 @@ def lab(
     def decided(data: dict[str, Any], text: str) -> None:
         watch(Event("verdict", data, text))
 
-    state = run_lab(read_design(design), place, train, workers, threads, decided, progress)
+    state = run_lab(read_design(design), place, train, workers, threads, cluster, decided, progress)
     result = LabResult(lab_report(state))
     write_atomically(place / "lab.html", result.to_html())
     write_atomically(place / "lab.json", json.dumps(result.to_dict(), indent=1))

@@ -38,7 +38,8 @@ def build(
 
     spec: a preset's name, a .yaml file, a model directory (only its architecture), YAML text, a mapping, or a spec. device
     "meta" gives the structure without memory, for any size. Equal seeds give bit-equal weights. With a `tokenizer`
-    (`learn_tokenizer`) the model reads and writes text, and ends it at the tokenizer's end token.
+    (`learn_tokenizer`) the model reads and writes text, and ends it at the tokenizer's end token; the decoder of an
+    encoder–decoder starts from that token.
     """
     from dovetail import construction
 
@@ -61,7 +62,9 @@ def _vocabulary(tokenizer: Tokenizer, spec: Model) -> Vocabulary:
     end = tokenizer.engine.token_to_id(END)
     if end is None:
         return Vocabulary(tokenizer)
-    return Vocabulary(tokenizer, frozenset([end]), files={GENERATION_FILE: json.dumps({"eos_token_id": end}).encode()})
+    ids = {"eos_token_id": end} | ({} if spec.encoder is None else {"decoder_start_token_id": end})
+    start = () if spec.encoder is None else (end,)
+    return Vocabulary(tokenizer, frozenset([end]), start, files={GENERATION_FILE: json.dumps(ids).encode()})
 
 
 def load(

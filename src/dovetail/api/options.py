@@ -121,7 +121,7 @@ RESTART = Option(
 )
 SPECULATE = Option(
     "`lookup`: draft the next tokens from those before; `lookahead`: from the model's own guesses at tokens further on; "
-    "`mtp`: by its multi-token prediction or Medusa heads; or the directory of a smaller model that guesses them."
+    "`mtp`: by its multi-token prediction, Medusa heads or EAGLE; or the directory of a smaller model that guesses them."
 )
 COMPILED = Option(
     "Decode with a compiled graph: it takes a minute or more to compile at the start, and holds the weights a second time."

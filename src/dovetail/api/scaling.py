@@ -35,10 +35,10 @@ class ScalingResult(Result):
         return {**self.fit.to_dict(), "best": best}
 
     def view(self, width: int) -> View:
+        from dovetail.views.scaling import NUMBERS, number_rows
+
         rows = {**self.fit.numbers(), **(self.best or {})}
-        table = TextTable(
-            ("", "value", "95 % interval"), [(name, f"{v:.4g}", f"{a:.4g} to {b:.4g}") for name, (v, a, b) in rows.items()]
-        )
+        table = TextTable(NUMBERS, number_rows(rows))
         return [f"L(N, D) = E + A/N^alpha + B/D^beta, fitted to {len(self.fit.runs)} runs", table]
 
 

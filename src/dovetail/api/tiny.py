@@ -86,7 +86,7 @@ def tiny(
     until the top-1 token of every position is clear: bfloat16 and float32 agree on it. `force` replaces an existing model.
     """
     from dovetail.files.model_dir import must_be_free
-    from dovetail.hf.peaked import opinionated
+    from dovetail.hf.peaked import with_peaked_logits
     from dovetail.hf.shrink import shrink
     from dovetail.hf.survey import family_source
     from dovetail.hf.write import write_fresh
@@ -94,6 +94,6 @@ def tiny(
     must_be_free(Path(out), force)
     spec, named = family_source(model) or (read_spec(model).spec, None)
     small = shrink(spec, family or named)
-    built, opinion = opinionated(small, seed)
+    built, opinion = with_peaked_logits(small, seed)
     ported = write_fresh(built, out, family or named)
     return TinyCheckpoint(Path(out), ported.dialect, ported.form.architecture, small, opinion)

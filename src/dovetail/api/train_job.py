@@ -80,7 +80,7 @@ class Job:
         if options.sample.sample_every:
             check_samples(task.kind, ranks)
         resumed = None if options.force else options.place
-        precision: Precision = ranks.first_does(lambda: chosen_precision(options.compute.precision, resumed))
+        precision: Precision = ranks.on_first_rank(lambda: chosen_precision(options.compute.precision, resumed))
         plan = dc.replace(plan, precision=precision, quiet=options.quiet or not ranks.first)
         say = say if ranks.first else silent
         source, recorded = _read_data(task, options, ranks, say)
@@ -94,7 +94,7 @@ class Job:
             files = {} if task.start is None else task.start.files()
             files |= {SPEC_FILE: to_yaml(task.spec), **generation_files(source.tokenizer, objective), **source.files}
             keys = run_data(_keys(task, options, plan, source), recorded)
-            if ranks.first_does(lambda: open_run(place, keys, files, options.force)):
+            if ranks.on_first_rank(lambda: open_run(place, keys, files, options.force)):
                 say(f"{place}: resuming")
             run = stack.enter_context(Run(place, plan, ranks, options.checkpoint_minutes, options.keep, logs))
             if ranks.count == 1:  # no rank holds more than its shard
@@ -129,7 +129,7 @@ class Job:
                     self.run.write_model(task.spec)
                 else:
                     self.run.write_adapter(task.adapter, Base(str(task.start.place), self.base))
-                ranks.first_does(lambda: plot_losses(history, place / PLOT_FILE, task.title, self.say))
+                ranks.on_first_rank(lambda: plot_losses(history, place / PLOT_FILE, task.title, self.say))
         self.model.vocabulary = self._vocabulary()
         result = TrainingRun(task.name, self.model, source.tokenizer, tuple(history), stopped, place, prompt=sample.prompt)
         if not task.kind.generates or source.tokenizer is None:
@@ -179,7 +179,7 @@ def _read_data(
     recorded = {"data": source.recorded()}
     if start is not None:
         start.check_tokenizer(source.tokenizer, source.name, task.kind.special(options.length))
-        recorded["from"] = ranks.first_does(start.recorded)
+        recorded["from"] = ranks.on_first_rank(start.recorded)
     check_recorded(options.recorded or {}, recorded)
     held_out = f"{source.held_out_tokens:,}"
     counts = f"{source.tokens + source.held_out_tokens:,} {source.unit}, {held_out} held out"

@@ -75,6 +75,8 @@ VERBS = {
         loads=False,
     ),
     "recipes copy": Verb("copy a recipe to start from", functions=("copy_recipe",), loads=False),
+    "learn": Verb("list the exercises of the book", functions=("list_exercises",), json="Print a JSON list.", loads=False),
+    "learn check": Verb("check an answer to an exercise of the book", functions=("check_exercise",), loads=False),
     "emit": Verb(
         "write a model as one PyTorch file without imports of dovetail",
         json="Print one JSON object, with the text of the file.",

@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from dovetail.core.wire import Branching
 
 
-class Passing(NamedTuple):
+class BlockIO(NamedTuple):
     """What a block takes and returns beside the residual stream: (branch, value) each."""
 
     reads: tuple[tuple[str, Read], ...] = ()
     wanted: tuple[tuple[str, str], ...] = ()  # names of published values that later blocks read
 
 
-def passings(blocks: Sequence[Branching], stack: str) -> list[Passing | None]:
-    """Per block of a stack what it passes; None for most."""
+def block_ios(blocks: Sequence[Branching], stack: str) -> list[BlockIO | None]:
+    """Per block of a stack what it reads and publishes; None for most."""
     reads = [[(name, read) for name in block.branches for read in _branch(block, name)] for block in blocks]
     read = {(one.source, one.name) for own in reads for _, one in own}
-    found: list[Passing | None] = []
+    found: list[BlockIO | None] = []
     for i, (block, own) in enumerate(zip(blocks, reads, strict=True)):
         wanted = [(branch, name) for branch in block.branches for source, name in read if source == f"{stack}.{i}.{branch}"]
-        found.append(Passing(tuple(own), tuple(sorted(wanted))) if own or wanted else None)
+        found.append(BlockIO(tuple(own), tuple(sorted(wanted))) if own or wanted else None)
     return found
 
 
@@ -62,24 +62,24 @@ class Values:
         self.published.update(values)
 
 
-class Unread(Values):
+class DiscardedValues(Values):
     """The values of a branch of which nobody reads any."""
 
     def publish(self, **values: Tensor) -> None:
         """Forget them."""
 
 
-UNREAD = Unread()
+DISCARDED = DiscardedValues()
 
 
-class Passed:
+class BlockWithValues:
     """A block as its wire sees it in one call: with the values that its branches read and publish."""
 
-    def __init__(self, block: Branching, passing: Passing, given: Iterable[Tensor]) -> None:
+    def __init__(self, block: Branching, io: BlockIO, given: Iterable[Tensor]) -> None:
         self.block, self.path, self.scope, self.normed = block, block.path, block.scope, block.normed
-        self.branches, self.steps, self.passing = block.branches, block.steps, passing
-        self.values = {branch: Values() for branch, _ in (*passing.reads, *passing.wanted)}
-        for (branch, read), value in zip(passing.reads, given, strict=True):
+        self.branches, self.steps, self.io = block.branches, block.steps, io
+        self.values = {branch: Values() for branch, _ in (*io.reads, *io.wanted)}
+        for (branch, read), value in zip(io.reads, given, strict=True):
             self.values[branch].given[read.name] = value
 
     def branch(self, name: str, x: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
@@ -89,7 +89,7 @@ class Passed:
 
     def wanted(self) -> list[Tensor]:
         """The published values that later blocks read."""
-        return [self.values[branch].published[name] for branch, name in self.passing.wanted]
+        return [self.values[branch].published[name] for branch, name in self.io.wanted]
 
 
 # -- checks -----------------------------------------------------------------------------------------------------------

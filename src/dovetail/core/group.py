@@ -245,6 +245,7 @@ class Scaling(Part):
 
     varies: ClassVar[bool] = False  # whether frequencies depend on the current length of the sequence
     mistaken: ClassVar[Mistake] = Mistake("rope scaling")  # any field of any scaling
+    MISTAKES = {"*": mistaken}
 
     def frequencies(self, plain: Tensor, base: float) -> Tensor:
         """(pairs,) scaled angular frequencies, from the plain ones, base^(−i/pairs)."""
@@ -253,9 +254,6 @@ class Scaling(Part):
     def at_length(self, plain: Tensor, base: float, length: Tensor) -> Tensor:
         """(…, pairs) frequencies for sequences whose current lengths are `length` (…); called only where `varies`."""
         raise NotImplementedError
-
-    def mistake(self, field: str, path: str) -> Mistake:
-        return self.mistaken
 
     def limit(self) -> int | None:
         """The context length in tokens before scaling; None where the scaling has no such field."""
@@ -456,6 +454,7 @@ class HeadModule(Module):
 
 
 AheadInput = Literal["hidden", "before", "embedded"]
+AheadTerm = Literal["labels", "hidden", "probs"]
 
 
 @dc.dataclass(frozen=True, kw_only=True)
@@ -468,8 +467,16 @@ class Mtp(Part):
     # what it reads at position i, in the order of its forward: `hidden` is the hidden state of the model, `before` that of the
     # depth before (at depth 1 of the model), `embedded` the embedding of token i + k
     inputs: ClassVar[tuple[AheadInput, ...]] = ("before", "embedded")
+    # whether its hidden state at position i predicts that of the model at i + 1: it reads its own where the model's is not
+    # known yet, so that one depth, the only one of its model, drafts any number of tokens
+    recurs: ClassVar[bool] = False
 
     weight: float = bounded(0.3, at_least=0, at_most=MAX_FACTOR)  # λ, the factor of its loss
+
+    def loss_terms(self) -> Mapping[AheadTerm, float]:
+        """The terms of its loss and their factors: `labels` is the cross-entropy of the labels, `probs` that of the model's
+        probs at token i + k, `hidden` the smooth L1 distance to the model's hidden state there."""
+        return {"labels": self.weight}
 
     def own_head(self) -> Head | None:
         """The head that predicts from its hidden states, a child called `head`; None: the head of the model."""

@@ -16,15 +16,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx, Ranks
+from dovetail.core.ctx import Ctx
 from dovetail.core.errors import InputError
 from dovetail.core.layout import Known, TokenLayout
+from dovetail.core.ranks import ALONE, Ranks
 
 
 def default_ctx(
     inputs: Tensor,
     *,
-    ranks: Ranks | None = None,
+    ranks: Ranks = ALONE,
     attention_mask: Tensor | None = None,
     lengths: Tensor | Sequence[int] | None = None,
     types: Tensor | None = None,

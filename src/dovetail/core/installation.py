@@ -24,7 +24,7 @@ def examined(version: str) -> dict[str, Any]:
         "memory": {"available_bytes": available_memory()},
         "devices": _devices(),
         "packages": _packages(None),
-        "extras": {name: _packages(name) for name in ("plots", "lab", "data", "cluster", "serve", "grammar", "hf")},
+        "extras": {name: _packages(name) for name in ("plots", "lab", "data", "cluster", "eval", "serve", "grammar", "hf")},
     }
 
 

@@ -129,6 +129,9 @@ class Linear(nn.Linear):
         """The dtype of the dense W."""
         return self.weight.dtype
 
+    def prepare(self) -> None:
+        """Make what `multiply` computes once from W, before it is compiled: a graph would compute it in every call."""
+
     def stored(self) -> dict[str, Tensor]:
         """The tensors that a file holds for W, by name."""
         return {"weight": self.weight}
@@ -157,12 +160,14 @@ class Joint(NamedTuple):
 def together(x: Tensor, joint: Joint | None, *leaves: Linear) -> Sequence[Tensor]:
     """The outputs of leaves that read one input. They are multiplied at once where they are joined and nothing tells the two
     apart: no gradient is recorded, each leaf is plain and without hooks, and its weight still is that view."""
-    if joint is None or torch.is_grad_enabled() or not all(map(_bare, leaves)):
-        return [leaf(x) for leaf in leaves]
-    # a compiled graph has no addresses; it is guarded by the joint itself
-    if not torch.compiler.is_compiling() and joint.addresses != addresses(leaves):
-        return [leaf(x) for leaf in leaves]
-    return F.linear(x, joint.weight, joint.bias).split(joint.sizes, -1)
+    if joint is not None and not torch.is_grad_enabled() and all(map(_bare, leaves)):
+        # a compiled graph has no addresses; it is guarded by the joint itself
+        if torch.compiler.is_compiling() or joint.addresses == addresses(leaves):
+            return F.linear(x, joint.weight, joint.bias).split(joint.sizes, -1)
+    outputs: list[Tensor] = []  # a comprehension would be one more call
+    for leaf in leaves:
+        outputs.append(leaf(x))
+    return outputs
 
 
 def _bare(leaf: nn.Module) -> bool:

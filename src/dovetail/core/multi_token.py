@@ -1,12 +1,17 @@
 """Multi-token prediction over a whole pass, and its loss.
 
     hᵏᵢ = depthₖ(hᵏ⁻¹ᵢ, E(tᵢ₊ₖ)) or depthₖ(h⁰ᵢ)    h⁰ the hidden states of the model; hᵏᵢ predicts tᵢ₊ₖ₊₁;  h (…, n − k, embed)
-    loss = 1/K Σₖ λₖ · mean over i of −log p(tᵢ₊ₖ₊₁ | hᵏᵢ)
+    loss = 1/K Σₖ Σ_terms factor · mean over i of the term        the mean is over tokens with a label
+        labels   −log p(tᵢ₊ₖ₊₁ | hᵏᵢ)
+        probs    −Σ_v p(v | h⁰ᵢ₊ₖ) log p(v | hᵏᵢ)                  the model's probs are constants
+        hidden   mean over channels of smooth L1(hᵏᵢ − h⁰ᵢ₊ₖ)      d²/2 where |d| < 1, else |d| − 1/2; h⁰ is a constant
 
-A depth declares what it reads (`Mtp.inputs`). Depth k has the first n − k tokens of each row: the others know no token k places
-on. Where documents are packed, a token whose k-th next one belongs to another document is padding there. The head is the
-model's, or the depth's own. A token keeps its order, so the KV cache of a depth is indexed as that of a layer.
-DeepSeek-AI 2024 (DeepSeek-V3), section 2.2; Gloeckle et al. 2024; Cai et al. 2024 (Medusa)
+A depth declares what it reads (`Mtp.inputs`) and the terms of its loss (`Mtp.loss_terms`). Depth k has the first n − k tokens
+of each row: the others know no token k places on. Where documents are packed, a token whose k-th next one belongs to another
+document is padding there. The head is the model's, or the depth's own. A token keeps its order, so the KV cache of a depth is
+indexed as that of a layer.
+
+DeepSeek-AI 2024 (DeepSeek-V3), section 2.2; Gloeckle et al. 2024; Cai et al. 2024 (Medusa); Li et al. 2024 (EAGLE)
 """
 
 from __future__ import annotations
@@ -14,16 +19,28 @@ from __future__ import annotations
 import dataclasses as dc
 from collections.abc import Sequence
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from dovetail.core.ctx import Ctx
-from dovetail.core.group import AheadInput, HeadModule, Mtp, MtpModule
-from dovetail.core.loss import IGNORED
+from dovetail.core.group import AheadInput, AheadTerm, HeadModule, Mtp, MtpModule
+from dovetail.core.loss import IGNORED, LossSum
+from dovetail.core.module import at_least_fp32
+
+CHUNK = 1024  # tokens whose probs are in memory at one time
 
 
 def reads_tokens(depths: Sequence[Mtp]) -> bool:
     """Whether some depth reads the embeddings of tokens."""
     return any("embedded" in depth.inputs for depth in depths)
+
+
+def head_reads(depth: Mtp) -> int:
+    """How many times the model's head reads each token in the loss of a depth."""
+    terms = depth.loss_terms()
+    return len(terms.keys() & {"labels", "probs"}) * (depth.own_head() is None) + ("probs" in terms)
 
 
 def look_ahead(
@@ -47,9 +64,35 @@ def look_ahead(
         if embedded is not None:
             known["embedded"] = embedded[..., k:, :]
         before = depth(*(known[name] for name in depth.part.inputs), ahead, {})
-        if ctx.listen is not None and depth.part.own_head() is not None:
+        if ctx.taps is not None and depth.part.own_head() is not None:
             depth.head(before, ahead)  # the loss has the logits in chunks, and taps none
         if ctx.losses is not None:
             targets = labels[..., k:].masked_fill(~ahead.layout.real, IGNORED)
-            mean = ctx.batch_mean(depth.predictor(head).loss(before, targets, dc.replace(ahead, listen=None)))
-            ctx.add_loss(depth, "loss", depth.part.weight / len(depths) * mean)
+            later, silent = hidden[..., k:, :].detach(), dc.replace(ahead, taps=None)
+            means = [
+                factor * ctx.ranks.batch_mean(_term(term, depth, head, before, later, targets, silent))
+                for term, factor in depth.part.loss_terms().items()
+            ]
+            ctx.add_loss(depth, "loss", torch.stack(means).sum() / len(depths))
+
+
+def _term(term: AheadTerm, depth: MtpModule, head: HeadModule, x: Tensor, later: Tensor, targets: Tensor, ctx: Ctx) -> LossSum:
+    """One term of the loss of a depth with hidden states x; later (…, n − k, embed) are those of the model k tokens on."""
+    own = depth.predictor(head)
+    if term == "labels":
+        return own.loss(x, targets, ctx)
+    counted = targets != IGNORED
+    wide, ctx = at_least_fp32(x.dtype), dc.replace(ctx, draws=None)  # an adapter of the head drops nothing, as in `loss`
+
+    def distance(x: Tensor, later: Tensor) -> Tensor:
+        return F.smooth_l1_loss(x.to(wide), later.to(wide), reduction="none").mean(-1)
+
+    def cross_entropy(x: Tensor, later: Tensor) -> Tensor:
+        with torch.no_grad():
+            probs = head(later, ctx).to(wide).softmax(-1)
+        return -(probs * own(x, ctx).to(wide).log_softmax(-1)).sum(-1)
+
+    per_token = distance if term == "hidden" else cross_entropy
+    chunks = zip(*(tensor.flatten(0, -2).split(CHUNK) for tensor in (x, later)), strict=True)
+    losses = torch.cat([checkpoint(per_token, *chunk, use_reentrant=False) for chunk in chunks])  # type: ignore[misc]
+    return LossSum(torch.where(counted.flatten(), losses, 0.0).sum(), counted.sum())

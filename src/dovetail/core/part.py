@@ -55,6 +55,11 @@ class Mistake:
     values: tuple[Any, ...] = ()
 
 
+def mistake_of(part: Part, field: str, path: str) -> Mistake:
+    """How `verify` calls another value of this field of a part at this path; by default by the path."""
+    return part.MISTAKES.get(field) or part.MISTAKES.get("*") or Mistake(path)
+
+
 def child(kind: str, **fields: Any) -> Any:
     """A dataclass field whose default is a part of this kind."""
     return dc.field(default_factory=lambda: KINDS[kind](**fields))
@@ -84,7 +89,10 @@ class Part:
     kind: ClassVar[str] = ""
     group: ClassVar[str] = ""
     TAPS: ClassVar[Mapping[str, str]] = {}  # name -> axes behind those of the batch, see `taps`
-    MISTAKES: ClassVar[Mapping[str, Mistake]] = {}  # by field
+    MISTAKES: ClassVar[Mapping[str, Mistake]] = {}  # by field; `*` for all others
+    # field -> the weights (`q` for `q.weight`) and children whose outputs it acts on: a change of the field reinterprets those
+    # and no others. A field that is not there acts on every weight of the part
+    ACTS_ON: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     # two to four small legal values per field, for the sampled specs of the laws; a field that holds a part is sampled from
     # every registered kind of its group
     SAMPLES: ClassVar[Mapping[str, list[Any]]] = {}
@@ -95,7 +103,7 @@ class Part:
     # whether this is a tensor-parallel region: it takes a whole input and returns a partial sum on each rank
     tp_region: ClassVar[bool] = False
     # axes of an ancestor (`vocab`) along which tensor parallelism shards weights of this part. The part is then no region: it
-    # calls ctx.enter, ctx.leave and ctx.join itself, around what it computes with those weights
+    # calls `ctx.ranks` itself, around what it computes with those weights
     tp_axes: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
@@ -179,15 +187,6 @@ class Part:
         """The activations that listeners can read and replace: name -> its axes behind those of the batch. `pos` and `query`
         are the tokens of a call, `key` all tokens so far; an activation with none of them is of the last token."""
         return self.TAPS
-
-    def mistake(self, field: str, path: str) -> Mistake:
-        """How `verify` calls another value of this field; by default by its path."""
-        return self.MISTAKES.get(field) or Mistake(path)
-
-    def acts_on(self, field: str) -> tuple[str, ...] | None:
-        """Names of the weights (`q` for `q.weight`) and children whose outputs this field acts on. Changing the field
-        reinterprets those and no others. None: every weight of this part."""
-        return None
 
     def idle(self, scope: Scope) -> frozenset[str]:
         """Fields without effect at this place of the tree (for example `share` in the layer that owns a shared table)."""

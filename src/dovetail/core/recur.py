@@ -92,7 +92,7 @@ class RecurrentModule(Module):
         seq = sequence_rows(ctx.layout)
         x, carry = view.read(seq.spread(x))
         y, carry = self.recur(x, seq, ctx, None if seq.begins and not self.starts else carry)
-        if ctx.listen is not None:
+        if ctx.taps is not None:
             carry = self.listened(carry, ctx)
         return seq.gather(view.write(y, *carry))
 

@@ -140,13 +140,18 @@ class SoftmaxModule(Module):
         self.needs = self.part.needs()
         self.biased, self.tapped = "bias" in self.needs, "pattern" in self.part.TAPS
         self.slope = self.part.position.slope if self.biased else None
+        self.fixed: Scoring | None = None
 
     def scoring(self, ctx: Ctx) -> Scoring:
-        """The scoring, with the tensors that the module has now; of the ctx only its ranks matter."""
-        return Scoring(
+        """The scoring, with the tensors that the module has now; of the ctx only its ranks matter. One that has no other tensor
+        than the numbers of the heads is made once; a compiled graph makes its own."""
+        heads, compiling = self.head_number, torch.compiler.is_compiling()
+        if self.fixed is not None and self.fixed.heads is heads and not compiling:
+            return self.fixed
+        scoring = Scoring(
             mask=self.mask,
             scale=self.scale,
-            heads=self.head_number,
+            heads=heads,
             softcap=self.softcap,
             bias=self.position.score if self.biased else None,
             tables=self.position.tables() if self.biased else (),
@@ -156,6 +161,9 @@ class SoftmaxModule(Module):
             on_read=self.on_read(ctx),
             needs=self.needs,
         )
+        own = (scoring.bias, scoring.sink, scoring.prefix, scoring.on_read)
+        self.fixed = scoring if own == (None,) * len(own) and not compiling else None
+        return scoring
 
     def sink_logit(self) -> Tensor | None:
         """The learned logit of a sink (heads,), where there is one."""
@@ -171,18 +179,18 @@ class SoftmaxModule(Module):
 
     def edit(self, ctx: Ctx) -> Edit | None:
         """The function that edits the probs after the softmax: a listener's, dropout in training, or None."""
-        heard, drops = self.tapped and ctx.wants(self, "pattern"), ctx.training and self.dropout > 0
+        heard, drops = self.tapped and ctx.wants(self, "pattern"), ctx.draws is not None and self.dropout > 0
         if not heard and not drops:
             return None
 
         def run(probs: Tensor, *layouts: TokenLayout) -> Tensor:
-            if ctx.listen is not None:
-                probs = ctx.listen.hear(address, probs, layouts[0])
-            return ctx.dropout_probs(probs, self.dropout, self, "pattern", *layouts)
+            if ctx.taps is not None:
+                probs = ctx.taps.hear(address, probs, layouts[0])
+            return probs if ctx.draws is None else ctx.draws.dropout_probs(ctx, probs, self.dropout, self, "pattern", *layouts)
 
         address = f"{self.path}.pattern"
-        if ctx.listen is not None and heard and not drops and not ctx.listen.edits(address):
-            return Edit(run, reads=partial(ctx.listen.queries, address))
+        if ctx.taps is not None and heard and not drops and not ctx.taps.edits(address):
+            return Edit(run, reads=partial(ctx.taps.queries, address))
         return Edit(run, scales=not heard)
 
     def project_out(self, z: Tensor, ctx: Ctx) -> Tensor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
@@ -22,6 +22,7 @@ from dovetail.core.group import Mask
 from dovetail.core.layout import TokenLayout
 
 OnRead = Callable[[Tensor, TokenLayout], Tensor]  # (keys (…, m, kv_heads, head), their layout) -> keys
+Flag = Literal["all", "causal"]
 Entries = tuple[tuple[Tensor, ...], TokenLayout]  # (…, m, *axes) each, and the layout of their tokens
 
 
@@ -47,7 +48,7 @@ class Edit:
         return "dropout" if self.scales else "edit"
 
 
-@dc.dataclass(slots=True)  # not frozen: one is made per layer and step, and a frozen one takes four times as long to make
+@dc.dataclass(slots=True)  # not frozen, which takes four times as long: a layer with a sink or a bias makes one per step
 class Scoring:
     """How products of queries and keys become probs: softmax(cap(q kᵀ · scale) + bias, where the mask allows)."""
 
@@ -62,11 +63,11 @@ class Scoring:
     prefix: tuple[Tensor, Tensor] | None = None  # (p, kv_heads, head) learned keys and values that every query sees
     on_read: OnRead | None = None  # rotates keys that were stored without rotation
     needs: frozenset[str] = frozenset()  # the features that a kernel must offer for it
+    # what can replace the mask over a whole document in a kernel: nothing is added to the scores, or stands before them
+    flag: Flag | None = dc.field(init=False)
 
-    @property
-    def flags(self) -> bool:
-        """Whether a mask can be a flag of a kernel: nothing is added to the scores of the tokens, or stands before them."""
-        return self.bias is None and self.prefix is None
+    def __post_init__(self) -> None:
+        self.flag = self.mask.flag() if self.bias is None and self.prefix is None else None
 
 
 class KV(Protocol):

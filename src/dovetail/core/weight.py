@@ -46,7 +46,7 @@ class Weight:
     over: tuple[str, ...] = ()  # axes that a reduction needs whole on each rank
     # auto: sharded along the major axis where that axis is sharded; replicate: never sharded;
     # once: added to a partial sum, so that only one rank may add it;
-    # reduce: sharded along the axes it reduces over, although the output is needed whole: the part calls ctx.all_reduce;
+    # reduce: sharded along the axes it reduces over, although the output is needed whole: the part calls ctx.ranks.all_reduce;
     # inside: as auto, and where it is not sharded its outputs are multiplied by a weight that is: its gradient is a partial sum
     tp: Literal["auto", "replicate", "once", "reduce", "inside"] = "auto"
     same_as: str | None = None  # path of the weight that this one is tied to: saved and counted there

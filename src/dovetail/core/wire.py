@@ -111,6 +111,6 @@ class WireModule(Module):
             y = y * self.scale[block.branches.index(branch)]
         if part.multiplier != 1.0:
             y = y * part.multiplier
-        if part.dropout != 0.0:
-            y = ctx.dropout(y, part.dropout, block, branch)
-        return ctx.tap(block, f"{branch}_add", y)
+        if ctx.draws is not None:
+            y = ctx.draws.dropout(ctx, y, part.dropout, block, branch)
+        return y if ctx.taps is None else ctx.tap(block, f"{branch}_add", y)

@@ -7,7 +7,8 @@
     judged        {"prompt": "…", "completion": "…", "label": true}
     prompts       {"prompt": "…", …}                                            other fields are for the reward
 
-Strings are plain text, which the model continues; messages are rendered by the model's chat template (text/conversation.py).
+Strings are plain text, which the model continues; messages are rendered by the model's chat template (text/conversation.py),
+with the `tools` of the row: a list, as in a request to a server.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ def read_prompts(path: Path) -> tuple[list[Prompt], str]:
         value = fields.get("prompt")
         return Prompt(
             where,
-            Chat(_messages(where, fields, "prompt")) if isinstance(value, list) else text_of(where, fields, "prompt"),
+            _chat(where, fields, _messages(where, fields, "prompt"))
+            if isinstance(value, list)
+            else text_of(where, fields, "prompt"),
             fields,
         )
 
@@ -87,7 +90,7 @@ def _read(path: Path, row: Callable[[str, Fields], T]) -> tuple[list[T], str]:
 def _answer(where: str, fields: Fields) -> Example:
     """The example of a row with `messages`, or with `prompt` and `completion`."""
     if "messages" in fields:
-        return Chat(_messages(where, fields, "messages"))
+        return _chat(where, fields, _messages(where, fields, "messages"))
     if "prompt" not in fields:
         names = ", ".join(map(repr, list(fields)[:12]))[:300]
         raise FileError(f'{where}: has neither "messages" nor "prompt" and "completion"; its fields are {names}')
@@ -101,7 +104,7 @@ def _pair(where: str, fields: Fields) -> tuple[Example, ...]:
     common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False)))
     if not common:
         raise FileError(f'{where}: has no "prompt", and "chosen" and "rejected" begin differently; give the prompt')
-    return tuple(Chat(messages, common) for messages in (chosen, rejected))
+    return tuple(_chat(where, fields, messages, common) for messages in (chosen, rejected))
 
 
 def _behind(where: str, fields: Fields, name: str) -> Example:
@@ -110,8 +113,16 @@ def _behind(where: str, fields: Fields, name: str) -> Example:
         return Completion(text_of(where, fields, "prompt"), text_of(where, fields, name))
     prompt = _messages(where, fields, "prompt")
     if isinstance(fields.get(name), str):
-        return Chat((*prompt, {"role": ANSWERS, "content": text_of(where, fields, name)}), len(prompt))
-    return Chat((*prompt, *_messages(where, fields, name)), len(prompt))
+        return _chat(where, fields, (*prompt, {"role": ANSWERS, "content": text_of(where, fields, name)}), len(prompt))
+    return _chat(where, fields, (*prompt, *_messages(where, fields, name)), len(prompt))
+
+
+def _chat(where: str, fields: Fields, messages: tuple[Message, ...], first: int = 0) -> Chat:
+    """Messages with the tools of the row, if it has any."""
+    tools = fields.get("tools") or []
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise FileError(f'{where}: its "tools" is not a list of objects; give them as in a request to a server')
+    return Chat(messages, first, tuple(tools))
 
 
 def _messages(where: str, fields: Fields, name: str) -> tuple[Message, ...]:

@@ -112,11 +112,11 @@ class RayCluster(Executor):
         self.nodes = collections.Counter[str]()  # units per node
 
     def run(self, work: Callable[[int], Any], numbers: Sequence[int]) -> Iterator[int]:
-        ray = _ray()
+        ray = ray_module()
         started = not ray.is_initialized()
         try:
             if started:
-                self._connect(ray)
+                connect_to_cluster(self.address)
             task = ray.remote(num_cpus=1, max_retries=RETRIES)(_run)
             pending = {task.remote(work, number): number for number in numbers}
             while pending:
@@ -134,25 +134,27 @@ class RayCluster(Executor):
             if started and ray.is_initialized():
                 ray.shutdown()
 
-    def _connect(self, ray: Any) -> None:
-        """Connect to the cluster. Ray itself tries for minutes to reach an address where nothing listens."""
-        try:
-            if self.address != AUTO:
-                host, _, port = self.address.rpartition(":")
-                socket.create_connection((host, int(port)), SECONDS).close()
-            ray.init(address=self.address, log_to_driver=False, logging_level="error")
-        except (OSError, ValueError, OverflowError, RuntimeError) as error:
-            remedy = "give the host:port of a head node that runs (`ray start --head`), or auto"
-            raise ResourceError(f"--cluster {self.address}: cannot be reached ({str(error)[:200]}); {remedy}") from error
+
+def connect_to_cluster(address: str) -> None:
+    """Connect to the cluster. Ray itself tries for minutes to reach an address where nothing listens."""
+    try:
+        if address != AUTO:
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), SECONDS).close()
+        ray_module().init(address=address, log_to_driver=False, logging_level="error")
+    except (OSError, ValueError, OverflowError, RuntimeError) as error:
+        remedy = "give the host:port of a head node that runs (`ray start --head`), or auto"
+        raise ResourceError(f"--cluster {address}: cannot be reached ({str(error)[:200]}); {remedy}") from error
 
 
 def _run(work: Callable[[int], Any], number: int) -> str:
     """Work on a unit; return the node."""
     work(number)
-    return _ray().get_runtime_context().get_node_id()
+    return ray_module().get_runtime_context().get_node_id()
 
 
-def _ray() -> Any:
+def ray_module() -> Any:
+    """The module `ray`; FileError where the extra is not installed."""
     try:
         return importlib.import_module("ray")
     except ImportError:

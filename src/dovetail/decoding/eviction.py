@@ -85,7 +85,7 @@ def given_eviction(policy: Policy | None, entries: int | None) -> Eviction | Non
 def evicting(model: M, eviction: Eviction) -> M:
     """Return the model with the masks and positions of a policy. Its weights, adapters and quantized leaves are the same
     objects. Raises SpecError where a part's cache cannot be held to the budget."""
-    if eviction.policy == "attended" and model.ranks is not None:
+    if eviction.policy == "attended" and model.ranks.axes is not None:
         raise InputError("evict: the heads of a sharded model attend to different entries; use oldest or sinks")
     spec = evicting_spec(model.part, eviction)
     before = {path: part for path, part, _ in walk(model.part)}

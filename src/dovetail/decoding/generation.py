@@ -301,15 +301,15 @@ def _coordinates(positions: Tensor, prompt: int, spec: Model) -> int:
 
 def pool_for(model: ModelModule, rows: int, capacity: int, source: int, **options: Any) -> Pool:
     """Return a pool of a model's dtype, device and shards; `source` is the number of tokens of an encoder's source."""
-    cuts = None if model.ranks is None else model.ranks.cuts
+    cuts = model.ranks.cuts
     return Pool(model.part, rows, capacity, dtype=model.dtype, device=model.device, source=source, sharded=cuts, **options)
 
 
 def encode_source(model: ModelModule, pool: Pool, source: Tensor, row: int = 0, listen: Listener | None = None) -> None:
     """Run the encoder on the source (m,) and store its keys and values for every cross-attention of a row."""
-    ctx = Ctx(layout=TokenLayout.whole(1, len(source), source.device), listen=listen, ranks=model.ranks)
+    ctx = Ctx(layout=TokenLayout.whole(1, len(source), source.device), taps=listen, ranks=model.ranks)
     with evaluating(model):
         output, layout = model.encode(source[None], ctx)
         views = pool.admit([row], [output.shape[1]])
-        ctx = Ctx(layout=layout, encoder_output=output, encoder_layout=layout, listen=listen, ranks=model.ranks)
+        ctx = Ctx(layout=layout, encoder_output=output, encoder_layout=layout, taps=listen, ranks=model.ranks)
         model.fill(ctx, views)

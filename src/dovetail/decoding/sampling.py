@@ -27,7 +27,7 @@ from dovetail.core.limits import MAX_SEED
 from dovetail.core.random import draw, path_hash
 
 STREAM = path_hash("sampling")
-FEW = 512  # tokens that mostly hold top_p of the probability: sorted first, before all are
+TOP_P_CANDIDATES = 512  # tokens that mostly hold top_p of the probability: sorted first, before all are
 
 
 @dc.dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ def sampled_probs(logits: Tensor, sampling: Sampling) -> Tensor:
 
 def _fewest(probs: Tensor, top_p: float) -> Tensor:
     """The fewest probs, the largest first, that sum to top_p or more; the others 0. Of equal ones, the first tokens."""
-    most = probs.topk(min(FEW, len(probs)))
+    most = probs.topk(min(TOP_P_CANDIDATES, len(probs)))
     if most.values.sum() < top_p or most.values[-1] == most.values[0]:
         values, order = probs.sort(descending=True, stable=True)
     else:

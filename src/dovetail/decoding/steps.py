@@ -24,6 +24,7 @@ from torch import Tensor
 from dovetail.core.ctx import Ctx, Listener
 from dovetail.core.errors import InputError, StateError
 from dovetail.core.fused import join
+from dovetail.core.linear import Linear
 from dovetail.core.module import evaluating
 from dovetail.model import ModelModule
 from dovetail.state.pool import Pool
@@ -46,7 +47,7 @@ class Decoder:
         """`listen` reads and replaces activations in every step, of which it counts the number: a `dovetail.look.Tracer`."""
         if compiled and listen is not None:
             raise InputError("compiled: a compiled graph has no listener; decode eagerly to trace or patch")
-        if compiled and model.ranks is not None:
+        if compiled and model.ranks.axes is not None:
             raise InputError("compiled: a model that is sharded by tensor decodes eagerly; leave it out")
         self.model, self.pool, self.listen, begin = model, pool, listen, time.monotonic()
         if compiled:
@@ -70,7 +71,7 @@ class Decoder:
         step = self.pool.step(rows, [tokens.shape[1]] * len(rows), positions=positions)
         ctx = Ctx(layout=step.layout, views=step.views, patches=patches, ranks=self.model.ranks)
         if self.listen is not None:
-            ctx.listen = self.listen
+            ctx.taps = self.listen
         with evaluating(self.model):
             if self._compiled is None or tokens.shape[1] > 1:
                 logits = self.model.next_logits(tokens, ctx)[:, -1]
@@ -110,13 +111,13 @@ class Unchanged:
         held = [slots for m in own for slots in (m._modules, m._parameters, m._buffers)]
         self.sizes = [(slots, _filled(slots)) for slots in held]  # an adapter is a new slot
         self.slots = [(slots, name, one) for slots in held for name, one in slots.items()]
-        self.weights = list(model.parameters())
+        self.weights = [*model.parameters(), *model.buffers()]  # codes and scales of fewer bits are buffers
         self.hooks = [hooks for m in own for hooks in (m._forward_hooks, m._forward_pre_hooks)]
         self.bits = self._bits()
 
     def _bits(self) -> list[tuple[int, int]]:
         """The address of each weight, and how often it was written to."""
-        return [(weight.data_ptr(), weight._version) for weight in self.weights]
+        return [(x.data_ptr(), 0 if x.is_inference() else x._version) for x in self.weights]  # those have no version
 
     def __call__(self) -> bool:
         """Compare."""
@@ -137,6 +138,9 @@ def compile_step(model: ModelModule) -> Callable[[Tensor, Ctx], Tensor]:
     guards: dict[str, Any] = {
         "guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe
     }  # `Unchanged` looks after the modules
+    for leaf in model.modules():
+        if isinstance(leaf, Linear):
+            leaf.prepare()
     step = _own_code(model)
     if model.device.type != "cpu":
         return torch.compile(step, fullgraph=True, options=guards)

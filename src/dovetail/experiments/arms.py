@@ -6,6 +6,9 @@
 The field that makes the costs equal is one that the arm does not change: no field of a part that differs from the base's is
 solved for, unless `vary` names it; the width, which changes every weight, only if nothing else can be. An arm that no field
 brings within 1 % is refused.
+
+In a lab with sizes (ladder.py) all this is done at each size. Under µP the learning rate that is best at the smallest size is
+that of the others; else every size has trials of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from dovetail.core.check import check
 from dovetail.core.errors import SpecError
 from dovetail.core.fold import parameters
 from dovetail.experiments.design import BASE, MATCHES, ArmDesign, LabDesign
+from dovetail.experiments.ladder import Rung, rungs
 from dovetail.files.spec import changed
 from dovetail.hf.load import find_spec
 from dovetail.model import Model
@@ -47,6 +51,10 @@ class Arm:
     costs: ArmCosts
     changes: tuple[tuple[str, str, str], ...] = ()  # (path, value there, value here) against what it is compared with
     solved: str = ""  # the field that makes the costs equal: path old → new
+    budget: Mapping[str, int] = dc.field(default_factory=dict)  # keys of its run files
+    group: str = BASE  # its name in lab.yaml, which is that of the arm at every size
+    rate_of: str = ""  # the arm whose trials choose its learning rate
+    held_out: bool = False  # no fit of a scaling law reads its runs
 
     def to_dict(self) -> dict[str, Any]:
         """The arm as plain data."""
@@ -62,16 +70,27 @@ class Arm:
 
 def build_arms(design: LabDesign) -> dict[str, Arm]:
     """Return the base and the arms by name."""
-    return {arm.name: arm for arm in _arms(design)}
-
-
-def _arms(design: LabDesign) -> Iterator[Arm]:
-    base, length = find_spec(design.base), training_length(design)
+    base = find_spec(design.base)
     check(base)
+    steps = [Rung("", base, design.budget)] if design.ladder is None else rungs(design.ladder, base)
+    found: dict[str, Arm] = {}
+    first: dict[str, str] = {}  # the arm of each group at the smallest size
+    for arm in (arm for rung in steps for arm in _arms(design, rung)):
+        if arm.name in found:
+            raise SpecError(f"arms.{arm.name}", "is the name of two arms, one of which is a size of another", "rename one")
+        smallest = first.setdefault(arm.group, arm.name)
+        transfers = arm.spec.init.tied_scale(arm.spec.width) is not None  # the initialization is made for it (µP)
+        found[arm.name] = dc.replace(arm, rate_of=smallest if transfers else arm.name)
+    return found
+
+
+def _arms(design: LabDesign, rung: Rung) -> Iterator[Arm]:
+    base, length, suffix = rung.base, training_length(design), rung.suffix
     specs: dict[str, Model] = {BASE: base}  # before their costs are made equal: a staircase does not solve for a solved field
     equal = dict(specs)
     settings: dict[str, Mapping[str, Any]] = {BASE: design.train}
-    yield Arm(BASE, None, base, design.train, costs(base, length))
+    run = {"budget": rung.budget, "held_out": rung.held_out}
+    yield Arm(BASE + suffix, None, base, design.train, costs(base, length), **run)
     for arm in design.arms:
         solved = ""
         try:
@@ -85,7 +104,9 @@ def _arms(design: LabDesign) -> Iterator[Arm]:
         trained = ((f"train.{key}", str(settings[arm.on].get(key, "default")), str(value)) for key, value in arm.train.items())
         changes = [(group.paths, group.a, group.b) for group in field_groups(diff(equal[arm.on], spec))]
         changes = [change for change in changes if change[0] != solved.partition(" ")[0]]
-        yield Arm(arm.name, arm.on, spec, settings[arm.name], costs(spec, length), (*changes, *trained), solved)
+        names = arm.name + suffix, arm.on + suffix
+        every = (*changes, *trained)
+        yield Arm(*names, spec, settings[arm.name], costs(spec, length), every, solved, group=arm.name, **run)
 
 
 def training_length(design: LabDesign) -> int:

@@ -11,9 +11,10 @@
     budget: {tokens: 300k}                              or {steps: 400}
     tune: {learning_rate: [3e-4, 1e-2], trials: 5}      equally spaced logarithms, on seeds of their own (`seeds: 1` of them)
     seeds: {at_least: 10, at_most: 30}
-    metric: val_loss                                    probe_accuracy and used_length are of `probe`
-    probe: {tasks: [needle], lengths: [64, 128]}        fields of ContextDesign (long_context.py): what every run is probed by
+    metric: val_loss                                    or a task of lm-eval: {lm_eval: my_task, tasks: DIR} (outside_metric.py)
+    probe: {tasks: [needle], lengths: [64, 128]}        of every run (long_context.py); metrics probe_accuracy, used_length
     smallest: 0.02                                      a difference below it does not matter
+    sizes: [60k, 120k, 250k]                            every arm at every size, and a scaling law of each (ladder.py)
     level: 0.95                                         of all intervals together
 
 Paths are relative to the working directory, as those of flags are.
@@ -31,15 +32,17 @@ from dovetail.core.errors import FileError, names_or_nearest
 from dovetail.core.part import plain
 from dovetail.core.units import read_count
 from dovetail.disk.yaml import parse_yaml, read_text
+from dovetail.experiments.ladder import BUDGETS, Ladder
 from dovetail.experiments.long_context import read_context
+from dovetail.experiments.outside_metric import OutsideMetric
 
 BASE = "base"
 MATCHES = {"params": "params", "flops": "flops", "decode_state": "kv"}  # name in lab.yaml -> budget of `match`
 PROBED = ("probe_accuracy", "used_length")  # of the probe of long context after a run
-LOWER = ("val_loss", "train_loss", "bits_per_byte")
 HIGHER = ("accuracy", "exact_match", *PROBED)
-METRICS = {**dict[str, bool].fromkeys(LOWER, False), **dict[str, bool].fromkeys(HIGHER, True)}  # whether higher is better
-KEYS = ("base", "arms", "match", "data", "train", "budget", "tune", "seeds", "metric", "probe", "smallest", "level")
+METRICS = {name: name in HIGHER for name in ("val_loss", "train_loss", "bits_per_byte", *HIGHER)}  # whether higher is better
+KEYS = ("base", "arms", "match", "data", "train", "budget", "tune", "seeds", "metric", "probe", "smallest")
+KEYS += ("level", "sizes", "held_out")
 OURS = (
     "spec",
     "set",
@@ -103,20 +106,22 @@ class LabDesign:
     metric: str = "val_loss"
     smallest: float = 0.0
     level: float = 0.95
+    ladder: Ladder | None = None  # in place of the budget
+    outside: OutsideMetric | None = None  # whose label is the metric
     probe: Mapping[str, Any] | None = None  # the fields of a ContextDesign
     source: Mapping[str, Any] = dc.field(default_factory=dict, compare=False)  # as it was given
 
     @property
     def higher_is_better(self) -> bool:
         """Whether a larger metric is the better one."""
-        return METRICS[self.metric]
+        return METRICS[self.metric] if self.outside is None else self.outside.higher_is_better
 
     def __post_init__(self) -> None:
         if self.metric in PROBED and self.probe is None:
             raise FileError(
                 f"metric: {self.metric} is of a probe; also give `probe`, such as {{tasks: [needle], lengths: [64]}}"
             )
-        if self.metric not in METRICS:
+        if self.outside is None and self.metric not in METRICS:
             raise FileError(f"metric: {self.metric!r} is not measured; {names_or_nearest(self.metric, METRICS, 'metrics')}")
 
 
@@ -130,11 +135,11 @@ def read_design(source: str | Path | Mapping[str, Any]) -> LabDesign:
 def _design(data: Any, where: str) -> LabDesign:
     at = _DesignReader(where)
     top = at.mapping(data, "", KEYS, required=("base", "arms", "data", "budget"))
-    base, arms = top["base"], at.mapping(top["arms"], "arms", None)
-    if not 1 <= len(arms) <= MOST_ARMS:
+    base, arms, ladder = top["base"], at.mapping(top["arms"], "arms", None), at.ladder(top)
+    if not (0 if ladder else 1) <= len(arms) <= MOST_ARMS:
         at.refuse("arms", f"{len(arms)} arms; a lab has from 1 to {MOST_ARMS}")
-    budget = at.mapping(top["budget"], "budget", ("tokens", "steps"))
-    if len(budget) != 1:
+    budget = {} if ladder else at.mapping(top["budget"], "budget", ("tokens", "steps"))
+    if len(budget) != 1 and ladder is None:
         at.refuse("budget", "give tokens or steps; a run of some minutes is not the same run twice")
     ends = {name: at.count(value, f"budget.{name}") for name, value in budget.items()}
     files = at.mapping(top["data"], "data", ("text", "data", "task", "labels", "tags", "pairs"), required=())
@@ -143,7 +148,7 @@ def _design(data: Any, where: str) -> LabDesign:
     seeds = at.mapping(top.get("seeds", {}), "seeds", ("at_least", "at_most"))
     least = at.whole(seeds.get("at_least", LabDesign.at_least), "seeds.at_least", 2, MOST_SEEDS)
     most = at.whole(seeds.get("at_most", max(least, LabDesign.at_most)), "seeds.at_most", least, MOST_SEEDS)
-    match = top.get("match")
+    match, outside = top.get("match"), at.outside(top.get("metric"))
     if match is not None and match not in MATCHES:
         at.refuse("match", f"{match!r} is not a cost; {names_or_nearest(str(match), MATCHES, 'costs')}")
     try:
@@ -157,8 +162,10 @@ def _design(data: Any, where: str) -> LabDesign:
             tune=at.tuning(top["tune"]) if top.get("tune") is not None else None,
             at_least=least,
             at_most=most,
-            metric=str(top.get("metric", LabDesign.metric)),
+            metric=str(top.get("metric", LabDesign.metric)) if outside is None else outside.label,
+            outside=outside,
             smallest=at.number(top.get("smallest", 0.0), "smallest", 0.0, math.inf),
+            ladder=ladder,
             source=top,
             probe=at.probe(top.get("probe")),
             level=at.number(top.get("level", LabDesign.level), "level", 0.5, 0.9999),
@@ -210,6 +217,45 @@ class _DesignReader:
             raise FileError(f"{self.where}: {path}: {error}") from None
         return self.number(number, path, 1, 1e15)
 
+    def counts(self, value: Any, path: str) -> list[float]:
+        """Different counts, in rising order."""
+        found = [self.count(item, path) for item in (value if isinstance(value, list) else [value])]
+        if len({*found}) != len(found) or not found:
+            self.refuse(path, "is empty, or has a number twice")
+        return sorted(found)
+
+    def ladder(self, top: Mapping[str, Any]) -> Ladder | None:
+        """The sizes with their budgets; None: the base has its own."""
+        if "sizes" not in top:
+            if "held_out" in top:
+                self.refuse("held_out", "is of sizes that no fit reads; give sizes, too")
+            return None
+        sizes, held_out = (
+            self.counts(top["sizes"], "sizes"),
+            self.counts(top["held_out"], "held_out") if "held_out" in top else [],
+        )
+        if shared := {*sizes} & {*held_out}:
+            self.refuse("held_out", f"{min(shared):g} is among sizes, too; leave it out of one")
+        budget = self.mapping(top["budget"], "budget", BUDGETS)
+        if len(budget) != 1:
+            self.refuse("budget", f"give one of {', '.join(BUDGETS)}")
+        if METRICS.get(str(top.get("metric", LabDesign.metric)), True):
+            self.refuse("metric", "a scaling law is fitted to a loss; leave sizes out, or choose val_loss")
+        ((by, value),) = budget.items()
+        return Ladder(tuple(sorted([*sizes, *held_out])), frozenset(held_out), by, tuple(self.counts(value, f"budget.{by}")))
+
+    def outside(self, value: Any) -> OutsideMetric | None:
+        """A task of lm-eval; None: the metric is one of ours."""
+        if not isinstance(value, Mapping):
+            return None
+        known = ("lm_eval", "name", "tasks", "higher_is_better", "limit")
+        data = self.mapping(value, "metric", known, required=("lm_eval",))
+        if not isinstance(better := data.pop("higher_is_better", True), bool):
+            self.refuse("metric.higher_is_better", "is true or false")
+        limit = None if data.get("limit") is None else self.whole(data["limit"], "metric.limit", 2, 1 << 24)
+        tasks = None if data.get("tasks") is None else str(data["tasks"])
+        return OutsideMetric(str(data["lm_eval"]), str(data.get("name", "acc")), tasks, better, limit)
+
     def keys(self, value: Any, path: str) -> dict[str, Any]:
         """Keys of a run file, but those that the lab sets."""
         keys = self.mapping(value, path, None)
@@ -223,8 +269,7 @@ class _DesignReader:
         if value is None:
             return None
         fields = {key: plain(field) for key, field in self.mapping(value, "probe", None).items()}
-        fields["tasks"] = [plain(task) for task in read_context(fields).tasks]
-        return fields
+        return {**fields, "tasks": [plain(task) for task in read_context(fields).tasks]}
 
     def tuning(self, value: Any) -> Tuning:
         """The learning rates to try."""

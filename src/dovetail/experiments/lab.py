@@ -23,17 +23,17 @@ from typing import Any
 from dovetail.core.errors import FileError
 from dovetail.disk.atomic import try_locked
 from dovetail.experiments.arms import Arm, build_arms
+from dovetail.experiments.cluster import ClusterPool
 from dovetail.experiments.design import LabDesign
 from dovetail.experiments.lab_runs import (
     RUNS,
-    TUNING_SEED,
     RunRequest,
     digests,
     find_run,
     request,
 )
-from dovetail.experiments.pool import WorkerPool
-from dovetail.experiments.results import TrainedRun, read_result
+from dovetail.experiments.pool import RunPool, WorkerPool
+from dovetail.experiments.results import TUNING_SEED, TrainedRun, read_result
 from dovetail.experiments.verdict import ArmVerdict, judge
 from dovetail.training.checkpoint import CHECKPOINTS
 
@@ -77,11 +77,16 @@ class LabState:
         return found
 
     def trials(self, arm: str) -> Iterator[RunRequest]:
-        """The runs that choose the learning rate of an arm."""
+        """The runs that choose the learning rate of an arm; under µP those of its smallest size."""
         if (tune := self.design.tune) is not None:
             for rate in tune.rates:
                 for seed in range(tune.seeds):
-                    yield self._request(arm, TUNING_SEED + seed, rate, tuning=True)
+                    yield self._request(self.arms[arm].rate_of, TUNING_SEED + seed, rate, tuning=True)
+
+    @property
+    def tuned(self) -> list[str]:
+        """The arms with trials of their own."""
+        return [name for name, arm in self.arms.items() if arm.rate_of == name]
 
     def run(self, arm: str, seed: int) -> RunRequest:
         """The run of an arm at a seed, at its learning rate."""
@@ -147,7 +152,7 @@ class LabState:
             smallest=design.smallest,
             at_least=design.at_least,
             alpha=1 - design.level,
-            comparisons=len(design.arms),
+            comparisons=sum(arm.on is not None for arm in self.arms.values()),
             higher_is_better=design.higher_is_better,
         )
 
@@ -158,22 +163,33 @@ class LabState:
 
     def wanted(self, ahead: int = 0) -> Iterator[RunRequest]:
         """The runs that are missing, the most urgent first; of each open arm also `ahead` seeds beyond the next one."""
-        for name in self.arms:
+        for name in self.tuned:
             yield from (trial for trial in self.trials(name) if self.result(trial) is None)
-        open_arms = [arm for name, arm in self.arms.items() if arm.on is not None and not self.is_decided(name)]
-        needed = dict.fromkeys(name for arm in open_arms for name in (arm.on, arm.name) if name is not None)
+        needed = dict.fromkeys(name for arm in self.open_arms() for name in (arm.on, arm.name) if name is not None)
         complete = min((len(self.metrics(name)) for name in needed), default=0)
         for seed in range(min(max(self.design.at_least, complete + 1) + ahead, self.design.at_most)):
             for name in needed:
                 if self.is_tuned(name) and self.result(run := self.run(name, seed)) is None:
                     yield run
 
+    def open_arms(self) -> list[Arm]:
+        """The arms that need further seeds: without a verdict, or too few for the fit of a scaling law."""
+
+        def is_open(arm: Arm) -> bool:
+            if arm.on is not None:
+                return not self.is_decided(arm.name)
+            return self.design.ladder is not None and len(self.metrics(arm.name)) < self.design.at_least
+
+        return [arm for arm in self.arms.values() if is_open(arm)]
+
     def left(self) -> int:
         """About how many runs are missing, if means and spreads stay as they are."""
-        design, trials, needed = self.design, 0, dict[str, int]()
-        for name, arm in self.arms.items():
-            trials += sum(self.result(trial) is None for trial in self.trials(name))
-            if arm.on is None or self.is_decided(name):
+        design, needed = self.design, dict[str, int]()
+        trials = sum(self.result(trial) is None for name in self.tuned for trial in self.trials(name))
+        for arm in self.open_arms():
+            name = arm.name
+            if arm.on is None:
+                needed[name] = max(needed.get(name, 0), design.at_least)
                 continue
             verdict = self.verdict(name)
             n = 0 if verdict is None else verdict.interval.n
@@ -190,23 +206,29 @@ def run_lab(
     train: Callable[..., Any],
     workers: int | None = None,
     threads: int = 1,
+    cluster: str | None = None,
     decided: Decided = lambda data, text: None,
     progress: Progress = lambda done, total, text: None,
 ) -> LabState:
     """Train what is missing in a directory until every verdict is in; return its runs.
 
     `train(arguments, out=…, quiet=True)` trains a run, in `workers` other processes with `threads` each; by default on all
-    cores.
+    cores. With `cluster`, the address of a Ray cluster, they are tasks on its nodes.
     """
     state = LabState(design, out)
     (out / LOCK).touch()
     with try_locked(out / LOCK) as free:
         if not free:
             raise FileError(f"{out}: another process runs a lab in this directory")
-        count = workers or max(1, len(os.sched_getaffinity(0)) // threads)
-        with WorkerPool(train, count, threads, out) as pool:
+        with _pool(train, workers, threads, out, cluster) as pool:
             _Conductor(state, pool, decided, progress).run()
     return state
+
+
+def _pool(train: Callable[..., Any], workers: int | None, threads: int, out: Path, cluster: str | None) -> RunPool:
+    if cluster is not None:
+        return ClusterPool(train, workers, threads, cluster)
+    return WorkerPool(train, workers or max(1, len(os.sched_getaffinity(0)) // threads), threads, out)
 
 
 @dc.dataclass
@@ -214,7 +236,7 @@ class _Conductor:
     """Gives runs to processes, and reports what they decide."""
 
     state: LabState
-    pool: WorkerPool
+    pool: RunPool
     tell: Decided
     progress: Progress
     seconds: list[float] = dc.field(default_factory=list)  # of the runs of this process
@@ -240,7 +262,7 @@ class _Conductor:
                 wanted, begin = running.pop(place)
                 self.seconds.append(time.monotonic() - begin)
                 self._completed(wanted)
-                if all(self.state.is_decided(name) for name, arm in self.state.arms.items() if arm.on is not None):
+                if not self.state.open_arms():
                     return  # what was trained ahead is not waited for
 
     def _completed(self, wanted: RunRequest) -> None:

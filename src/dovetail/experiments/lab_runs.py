@@ -18,10 +18,10 @@ from dovetail.data.tasks.task import read_synthetic_task
 from dovetail.disk.shape import data_sha256, file_sha256
 from dovetail.experiments.arms import Arm
 from dovetail.experiments.design import LabDesign
+from dovetail.experiments.outside_metric import ARGUMENT
 from dovetail.experiments.results import versions
 from dovetail.training.settings import FREE
 
-TUNING_SEED = 1_000_000  # the first seed of runs that choose a learning rate: no verdict reads it
 RUNS = "runs"
 HASH = 12  # characters of the hash in a name
 
@@ -56,17 +56,20 @@ def digests(design: LabDesign) -> dict[str, str]:
             if not path.exists():
                 raise FileError(f"data.{key}: there is no {path}")
             found[str(item)] = file_sha256(path / MANIFEST_FILE if path.is_dir() else path)
-    return found
+    return found if design.outside is None else {**found, **design.outside.digests()}
 
 
 def request(design: LabDesign, arm: Arm, seed: int, rate: float | None, tuning: bool, data: Mapping[str, str]) -> RunRequest:
     """Return the run of an arm at a seed; `data` are the digests."""
-    arguments = {"spec": arm.spec.to_data(), **design.data, **arm.train, **design.budget, "seed": seed, "sample": 0, "keep": 1}
+    arguments = {"spec": arm.spec.to_data(), **design.data, **arm.train, **arm.budget, "seed": seed, "sample": 0, "keep": 1}
     if design.probe is not None:
         arguments["probe"] = design.probe  # of worker.py
     if rate is not None:
         arguments["learning_rate"] = rate
     determines = {key: value for key, value in arguments.items() if key not in FREE and key not in design.data}
+    if design.outside is not None:
+        arguments[ARGUMENT] = dc.asdict(design.outside)
+        determines[ARGUMENT] = {**arguments[ARGUMENT], "tasks": None}  # the directory may be moved, too
     weights = {digest: item.partition("=")[2] for item, digest in data.items()}  # not the path: the data may be moved
     key = data_sha256({"arguments": determines, "data": weights, "versions": versions()})[:HASH]
     return RunRequest(arm.name, seed, rate, tuning, key, arguments)

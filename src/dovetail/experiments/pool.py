@@ -12,6 +12,7 @@ import queue
 import subprocess
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,6 +31,32 @@ class WorkerEnded(DovetailError):
     """A run whose process ended several times."""
 
 
+class RunPool(ABC):
+    """`with WorkerPool(train, 2, 1, logs) as pool: pool.start(place, arguments); place = pool.wait(1.0)`."""
+
+    workers: int  # runs that are trained at the same time
+
+    def __enter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """End what still trains."""
+
+    @property
+    @abstractmethod
+    def free(self) -> int:
+        """The number of runs that could be started."""
+
+    @abstractmethod
+    def start(self, place: Path, arguments: Mapping[str, Any]) -> None:
+        """Train a run in a directory."""
+
+    @abstractmethod
+    def wait(self, seconds: float) -> Path | None:
+        """Return the directory of a run that is complete; None if none is after these seconds. Raises what a run raised."""
+
+
 class WorkerAnswer(NamedTuple):
     """What a process said: a run that is complete, or the problem of one; None: it has ended."""
 
@@ -38,8 +65,8 @@ class WorkerAnswer(NamedTuple):
     line: str | None
 
 
-class WorkerPool:
-    """`with WorkerPool(train, 2, 1, logs) as pool: pool.start(place, arguments); place = pool.wait(1.0)`."""
+class WorkerPool(RunPool):
+    """Processes of this machine."""
 
     def __init__(self, train: Callable[..., Any], workers: int, threads: int, logs: Path) -> None:
         self.function, self.threads, self.logs = f"{train.__module__}:{train.__qualname__}", threads, logs
@@ -47,9 +74,6 @@ class WorkerPool:
         self.processes: dict[int, subprocess.Popen[str]] = {}
         self.running: dict[int, tuple[Path, Mapping[str, Any]]] = {}  # by worker
         self.workers, self.ends = workers, Counter[Path]()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for process in self.processes.values():
@@ -64,7 +88,6 @@ class WorkerPool:
 
     @property
     def free(self) -> int:
-        """The number of processes that could train a run."""
         return self.workers - len(self.running)
 
     @property
@@ -73,7 +96,6 @@ class WorkerPool:
         return {place for place, _ in self.running.values()}
 
     def start(self, place: Path, arguments: Mapping[str, Any]) -> None:
-        """Train a run in a directory, in a free process."""
         worker = next(number for number in range(self.workers) if number not in self.running)
         if worker not in self.processes:
             self.processes[worker] = self._spawn(worker)
@@ -87,7 +109,6 @@ class WorkerPool:
             pass  # its end is an answer
 
     def wait(self, seconds: float) -> Path | None:
-        """Return the directory of a run that is complete; None if none is after these seconds. Raises what a run raised."""
         try:
             answer = self.answers.get(timeout=seconds)
         except queue.Empty:

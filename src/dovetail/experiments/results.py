@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses as dc
 import functools
+import hashlib
 import json
 import math
 import platform
@@ -21,6 +22,7 @@ from dovetail.core.errors import FileError
 from dovetail.disk.shape import check_shape
 from dovetail.disk.untrusted import parse_object, read_regular
 
+TUNING_SEED = 1_000_000  # the first seed of runs that choose a learning rate: no verdict and no fit reads them
 RESULT_BYTES = 1 << 24
 NAMES = {  # metric -> its name in what a run reports
     "val_loss": "held_out_loss",
@@ -47,7 +49,7 @@ class TrainedRun:
         """A metric of the run; NaN where it diverged."""
         if self.diverged:
             return math.nan
-        value = self.report.get(NAMES[name])
+        value = self.report.get(NAMES.get(name, name))
         if value is None:
             raise FileError(f"{self.name}: a run of this model and data does not measure {name}; choose another metric")
         return float(value)
@@ -57,6 +59,15 @@ class TrainedRun:
 def versions() -> dict[str, str]:
     """The versions that determine a run."""
     return {"dovetail": import_module("dovetail").__version__, "torch": version("torch"), "python": platform.python_version()}
+
+
+@functools.cache
+def sources_digest() -> str:
+    """The SHA-256 of the sources of this package: a commit, also where there is no repository."""
+    root, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 def result_file(place: Path) -> Path:

@@ -25,6 +25,7 @@ import numpy as np
 from dovetail.core.errors import DovetailError, FileError, install_command
 from dovetail.core.fold import parameters
 from dovetail.disk.untrusted import read_regular
+from dovetail.experiments.results import TUNING_SEED
 from dovetail.training.record import find_runs, read_record
 
 DELTA = 1e-3  # of the Huber loss, on logarithms
@@ -250,7 +251,7 @@ def _from_csv(path: Path) -> list[SizedRun]:
 
 
 def _from_runs(place: Path) -> list[SizedRun]:
-    records = [read_record(run) for run in find_runs([place])]
+    records = [record for run in find_runs([place]) if (record := read_record(run)).settings.get("seed", 0) < TUNING_SEED]
     found = [(record, record.held_out_loss) for record in records if record.state == "complete"]
     runs = [SizedRun(float(parameters(record.spec)), float(record.history[-1].tokens), loss) for record, loss in found if loss]
     if not runs:

@@ -10,9 +10,11 @@ lab that is started again resumes the run.
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import queue
+import statistics
 import sys
 import threading
 from collections.abc import Callable
@@ -22,27 +24,41 @@ from typing import Any
 from dovetail.core.errors import Diverged, DovetailError
 from dovetail.disk.atomic import write_atomically
 from dovetail.experiments.long_context import measure_context, read_context
+from dovetail.experiments.outside_metric import ARGUMENT, OutsideMetric, outside_report
 from dovetail.experiments.results import result_file, result_text
 
+PROBE = "probe"  # the key of the probe in the arguments of a run
 INTERRUPTED = 130  # the exit code after a signal
 
 
 def train_one(train: Callable[..., Any], place: Path, arguments: dict[str, Any]) -> None:
-    """Train a run, or resume it, and write what it measured."""
-    probe = arguments.pop("probe", None)  # of the trained model
+    """Train a run, or resume it, and write what it measured; nothing if a process that was lost has written it."""
+    if result_file(place).is_file():
+        return
+    settings = {key: value for key, value in arguments.items() if key not in (ARGUMENT, PROBE)}
     try:
-        run = train(arguments, out=place, quiet=True)
+        run = train(settings, out=place, quiet=True)
     except Diverged as error:
         write_atomically(result_file(place), result_text({}, [], str(error)))
         return
     report = run.to_dict()
     if report.get("interrupted"):
         os._exit(INTERRUPTED)
-    if probe is not None:
-        context = measure_context(run.model, read_context(probe))
+    steps = [after.seconds - before.seconds for before, after in itertools.pairwise(run.history)]
+    report["step_seconds"] = statistics.median(steps) if steps else None
+    if ARGUMENT in arguments:
+        report |= outside_report(run.model, OutsideMetric(**arguments[ARGUMENT]))
+    if PROBE in arguments:
+        context = measure_context(run.model, read_context(arguments[PROBE]))
         report |= {"probe_accuracy": context.accuracy(), "probe_used_length": context.used(), "probe": context.to_dict()}
     curve = [[float(at.tokens), at.seconds, at.val_loss] for at in run.history if at.val_loss is not None]
     write_atomically(result_file(place), result_text(report, curve))
+
+
+def train_function(name: str) -> Callable[..., Any]:
+    """The function that MODULE:FUNCTION names."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def main(function: str) -> None:
@@ -57,8 +73,7 @@ def main(function: str) -> None:
         os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()
-    module, _, name = function.partition(":")
-    train = getattr(importlib.import_module(module), name)
+    train = train_function(function)
     while True:
         job, problem = json.loads(asked.get()), None
         try:

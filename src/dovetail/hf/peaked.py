@@ -45,7 +45,7 @@ class Opinion:
     steps: int  # of training
 
 
-def opinionated(spec: Model, seed: int = 0) -> tuple[ModelModule, Opinion | None]:
+def with_peaked_logits(spec: Model, seed: int = 0) -> tuple[ModelModule, Opinion | None]:
     """Build a model with random weights and opinions, a function of (spec, seed). Without an opinion where the model has no
     logits over a vocabulary. Raises DovetailError where no clear margin is reached, from any of a few random weights."""
     last = None

@@ -105,7 +105,7 @@ def resolve(spec: Part, texts: Iterable[str]) -> list[Target]:
     declared, targets = taps(spec), list[Target]()
     for text in texts:
         pattern, picks = parse(text)
-        pattern = SHORT.sub(".in", translated(pattern, declared))
+        pattern = SHORT.sub(".in", translated(pattern, spec))
         check_patterns([pattern], declared, "no tap of this model matches")
         for address, axes in declared.items():
             if fnmatchcase(address, pattern):

@@ -35,6 +35,7 @@ from dovetail.look.tracer import trace
 from dovetail.model import ModelModule
 
 CONFIG, WEIGHTS, ARCHITECTURE = "cfg.json", "sae_weights.safetensors", "topk"
+FORMAT = "6.0.0"  # of SAELens; it rewrites the config of an earlier one, and drops the address
 AUX_WEIGHT, AUX_FEATURES = 1 / 32, 2  # Gao et al.; dead features that reconstruct the residual, in units of k
 DEAD_STEPS = 100  # without an activation, after which a feature counts as dead in training
 
@@ -103,7 +104,7 @@ class SAE(nn.Module):
             "normalize_activations": "none",
             "reshape_activations": "none",
             "rescale_acts_by_decoder_norm": False,
-            "metadata": {"hook_name": self.address},
+            "metadata": {"sae_lens_version": FORMAT, "hook_name": self.address},
         }
         with replacing(directory, _check_is_one) as fresh:
             (fresh / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
@@ -230,7 +231,12 @@ def load_sae(directory: str | Path) -> SAE:
     config = where.json(CONFIG, MB)
     shown = str(where.place / CONFIG)
     check_shape(config, {"architecture": str, "d_in": int, "d_sae": int, "k": int, "metadata": {"hook_name": str}}, shown)
-    for name, value in {"architecture": ARCHITECTURE, "apply_b_dec_to_input": True, "normalize_activations": "none"}.items():
+    for name, value in {
+        "architecture": ARCHITECTURE,
+        "apply_b_dec_to_input": True,
+        "normalize_activations": "none",
+        "reshape_activations": "none",
+    }.items():
         if config.get(name, value) != value:
             raise FileError(f"{shown}: {name} is {config[name]!r}; only {value!r} is read here")
     with TensorFile(where.path(WEIGHTS), where.place / WEIGHTS) as file:

@@ -39,13 +39,12 @@ class Intervention(Protocol):
 Replacement = Tensor | float | Callable[[Tensor], Tensor] | Intervention
 
 
-def applied(replacement: Replacement, x: Tensor, site: Site) -> Tensor:
-    """Return x with the slice that the site means replaced."""
-    mask = site.mask(x)
+def applied(replacement: Replacement, x: Tensor, site: Site, mask: Tensor | None) -> Tensor:
+    """Return x with the slice that the site means, its mask, replaced."""
     if isinstance(replacement, Intervention):
         new = replacement.at(x, site)
-    elif isinstance(replacement, Tensor) and mask is not None:
-        return _filled(replacement, x, mask, site)
+    elif isinstance(replacement, Tensor) and not (mask is None and site.rows is None):
+        return _filled(replacement, x, torch.ones((), dtype=torch.bool, device=x.device) if mask is None else mask, site)
     else:
         new = torch.as_tensor(replacement(x) if callable(replacement) else replacement, dtype=x.dtype, device=x.device)
         if new.dim() and new.shape != x.shape:
@@ -90,6 +89,8 @@ class from_run(_Of):
 
     def at(self, x: Tensor, site: Site) -> Tensor:
         there = self.value(site).to(x)
+        if site.rows is not None and len(there) > 1:
+            there = there[site.rows]
         axes = [axis for axis in TOKENS if axis in site.target.axes]
         if not axes:
             return there.expand(x.shape)
@@ -153,7 +154,8 @@ class noise:
                 coordinates.append(positions.reshape(shape))
             else:
                 shape[dim] = x.shape[dim]
-                coordinates.append(torch.arange(x.shape[dim], device=x.device).reshape(shape))
+                index = torch.arange(x.shape[dim], device=x.device) if dim or site.rows is None else site.rows
+                coordinates.append(index.reshape(shape))
         drawn = self.std * normals(draw(stream, *coordinates))[0].to(x.dtype)
         return x + (x * drawn if self.relative else drawn)
 

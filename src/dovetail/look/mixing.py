@@ -149,7 +149,7 @@ def effective(model: ModelModule, path: str, part: Mixer, heard: Heard) -> Tenso
         listener = Listener([*table, (y, lambda _, x, out=out: out.append(x))])
         module(
             values.new_zeros(rows * size, n, module.scope.size("embed")),
-            Ctx(layout=repeated, listen=listener, ranks=model.ranks),
+            Ctx(layout=repeated, taps=listener, ranks=model.ranks),
         )
         columns.append(out[0].unflatten(0, (rows, size)))
     every = torch.cat(columns, 1)  # (rows, groups, n, heads, count) or (rows, groups, n, channels)

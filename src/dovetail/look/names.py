@@ -9,16 +9,17 @@ A name that has no counterpart in the model at hand is left as it is, so that th
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from fnmatch import fnmatchcase
 
 from dovetail.core.errors import SpecError
+from dovetail.core.fold import taps
+from dovetail.core.group import Position
+from dovetail.core.part import Part, walk
 
 LAYER = r"(?P<i>\d+|\*)"
 LENS = {
     "hook_embed": ("embed.out",),
-    "hook_pos_embed": ("embedded",),
-    "ln_final.hook_normalized": ("normed",),
+    "ln_final.hook_out": ("normed",),
     "ln_final.hook_scale": ("norm.scale",),
     "unembed.hook_out": ("head.logits",),
     "blocks.{i}.hook_resid_pre": ("layers.{i}.in",),
@@ -40,9 +41,9 @@ LENS = {
     "blocks.{i}.mlp.hook_out": ("layers.{i}.ffn.out",),
     "blocks.{i}.mlp.hook_expert_weights": ("layers.{i}.ffn.router.weights",),
     "blocks.{i}.mlp.hook_expert_indices": ("layers.{i}.ffn.router.chosen",),
-    "blocks.{i}.ln1.hook_normalized": ("layers.{i}.mixer_norm.out", "layers.{i}.norm.out"),
+    "blocks.{i}.ln1.hook_out": ("layers.{i}.mixer_norm.out", "layers.{i}.norm.out"),
     "blocks.{i}.ln1.hook_scale": ("layers.{i}.mixer_norm.scale", "layers.{i}.norm.scale"),
-    "blocks.{i}.ln2.hook_normalized": ("layers.{i}.ffn_norm.out",),
+    "blocks.{i}.ln2.hook_out": ("layers.{i}.ffn_norm.out",),
     "blocks.{i}.ln2.hook_scale": ("layers.{i}.ffn_norm.scale",),
 }
 STACK = r"(?:(?:model|transformer|gpt_neox|bert|roberta|decoder|encoder|language_model)\.)*"
@@ -57,14 +58,20 @@ MODULES = {  # of transformers; the output of each
     rf"(?:layers|h|layer)\.{LAYER}\.(?:input_layernorm|ln_1)": ("layers.{i}.mixer_norm.out", "layers.{i}.norm.out"),
     rf"(?:layers|h|layer)\.{LAYER}\.(?:post_attention_layernorm|ln_2)": ("layers.{i}.ffn_norm.out",),
 }
+WITHOUT = {  # what is read elsewhere here, by the end of the name
+    r"hook_pos_embed": "embedded is the sum of tokens and positions",
+    r"hook_normalized": "it is before the norm's weight; after it: hook_out",
+}
+ROTATED = r"attn\.hook_(?P<what>[qk])"
 PATTERNS = {
     **{re.escape(name).replace(r"\{i\}", LAYER): ours for name, ours in LENS.items()},
     **{STACK + name: ours for name, ours in MODULES.items()},
 }
 
 
-def translated(pattern: str, declared: Collection[str]) -> str:
+def translated(pattern: str, spec: Part) -> str:
     """The address of a name of another library; the pattern itself where it is one of ours, or of nobody."""
+    declared = taps(spec)
     if any(fnmatchcase(address, pattern) for address in declared):
         return pattern
     for theirs, ours in PATTERNS.items():
@@ -72,10 +79,21 @@ def translated(pattern: str, declared: Collection[str]) -> str:
             names = [name.format(**match.groupdict()) for name in ours]
             for name in names:
                 if any(fnmatchcase(address, name) for address in declared):
-                    return name
+                    return _unrotated(pattern, name, spec)
             raise SpecError(
                 pattern, "this model has no such activation", f"it would be {names[0]}; list dt.look.addresses(spec)"
             )
     if re.search(r"(^|\.)hook_", pattern):
-        raise SpecError(pattern, "is a name of TransformerLens without a counterpart", "list dt.look.addresses(spec)")
+        why = next((why for end, why in WITHOUT.items() if re.search(end + "$", pattern)), "list dt.look.addresses(spec)")
+        raise SpecError(pattern, "is a name of TransformerLens without a counterpart", why)
     return pattern
+
+
+def _unrotated(pattern: str, name: str, spec: Part) -> str:
+    """The address, unless the name means a query or key before its rotation."""
+    if match := re.search(ROTATED + "$", pattern):
+        place = f"{name.rpartition('.')[0]}.*"
+        if any(isinstance(part, Position) and part.rotates and fnmatchcase(path, place) for path, part, _ in walk(spec)):
+            why = f"{name} is after it: hook_rot_{match['what']}"
+            raise SpecError(pattern, "is before the rotation by position, which has no address here", why)
+    return name

@@ -15,7 +15,7 @@ def unembed(model: ModelModule, residual: Tensor, ctx: Ctx) -> Tensor:
     """Return the logits (…, n, vocab) of a residual stream (…, n, embed), as if no layer came after it (the logit lens)."""
     if model.part.head is None:
         raise SpecError("head", "the model has none, so its residual stream gives no logits")
-    ctx = dc.replace(ctx, listen=None)
+    ctx = dc.replace(ctx, taps=None)
     return model.head(model.end(residual, ctx), ctx)
 
 

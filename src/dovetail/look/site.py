@@ -23,6 +23,26 @@ class Site:
     step: int  # of generation; 0 is the prompt
     ends: Tensor  # (rows,) tokens of each prompt
     chosen: Tensor | None = None  # (…, n, k) the experts of each token, where the tap has one value per choice
+    rows: Tensor | None = None  # the numbers of the rows of this call that the tensor has; None: all
+
+    def within(self, x: Tensor) -> Site:
+        """The same place of the rows that the target names, of all rows x: `rows` says which. One patch per row of a large
+        batch then costs as much as one patch of all."""
+        picks = dict(self.target.picks)
+        pick = picks.pop("row", None)
+        if pick is None:
+            return self
+        count = x.shape[0]
+        rows = _among(self.target, "row", torch.arange(count, device=x.device), pick, count).nonzero()[:, 0]
+        target, layout, ends, chosen = self.target._replace(picks=picks), self.layout, self.ends, self.chosen
+        if layout.order.dim() == 2 and len(layout.order) == count:
+            there = rows.to(layout.order.device)
+            layout = TokenLayout(None, layout.order[there], layout.seg[there])
+        if len(ends) == count:
+            ends = ends[rows.to(ends.device)]
+        if chosen is not None:
+            chosen = chosen.reshape(count, -1, chosen.shape[-1])[rows]
+        return Site(target, layout, self.step, ends, chosen, rows)
 
     def dim(self, x: Tensor, axis: str) -> int:
         """The dimension of x that an axis is."""

@@ -104,7 +104,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 def _activations(model: ModelModule, ids: Tensor, addresses: tuple[str, ...], dtype: torch.dtype | None) -> dict[str, Tensor]:
     tracer = Tracer(model.part, Trace(*addresses))
     ctx = default_ctx(ids, ranks=model.ranks)
-    ctx.listen = tracer
+    ctx.taps = tracer
     with torch.inference_mode(), torch.compiler.set_stance("force_eager"):
         run = model if any(address.startswith("head.") for address in tracer.records) else model.hidden
         run(ids.to(model.device), ctx)

@@ -237,11 +237,11 @@ class _Resumed:
     def __init__(self, model: ModelModule, inputs: Tensor, patch: Mapping[str, Replacement] | None, layer: int) -> None:
         self.model, self.inputs, self.patch, self.rows = model, inputs, dict(patch or {}), len(inputs)
         self.layer = min(layer, len(model.layers))
-        self.whole = layer < 0 or any(block.passing is not None for block in model.layers) or model.part.head is None
+        self.whole = layer < 0 or any(block.io is not None for block in model.layers) or model.part.head is None
         self.stream: Tensor | None = None
         if not self.whole:
             ctx = default_ctx(inputs, ranks=model.ranks)
-            ctx.listen = Tracer(model.part, None, patch) if patch else None
+            ctx.taps = Tracer(model.part, None, patch) if patch else None
             with torch.no_grad():
                 x, _, ctx = model.begin(inputs, ctx)
                 self.stream = model.run_layers(x, ctx, {}, range(self.layer))
@@ -254,7 +254,7 @@ class _Resumed:
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             if self.stream is None:
                 return listened(self.model, inputs, tracer)
-            ctx = dc.replace(default_ctx(inputs, ranks=self.model.ranks), listen=tracer)
+            ctx = dc.replace(default_ctx(inputs, ranks=self.model.ranks), taps=tracer)
             x = self.stream.repeat(count, *[1] * (self.stream.dim() - 1))
             x = self.model.run_layers(x, ctx, {}, range(self.layer, len(self.model.layers)))
             return self.model.head(self.model.end(x, ctx), ctx)
@@ -263,26 +263,22 @@ class _Resumed:
         patch: dict[str, Replacement] = {}
         for i, target in enumerate(targets):
             rows = slice(i * self.rows, (i + 1) * self.rows)
-            patch[target._replace(picks={**target.picks, "row": rows}).key] = InRows(value, rows)
+            patch[target._replace(picks={**target.picks, "row": rows}).key] = InRows(value)
         return patch
 
 
 class InRows:
     """An intervention on some rows of a larger batch, as if they were all."""
 
-    def __init__(self, value: Replacement, rows: slice) -> None:
-        self.value, self.rows = value, rows
+    def __init__(self, value: Replacement) -> None:
+        self.value = value
 
     def at(self, x: Tensor, site: Site) -> Tensor:
-        """x with the value in these rows."""
-        own = x[self.rows]
+        """The value of these rows."""
         if isinstance(self.value, Intervention):
-            order, seg = site.layout.order[self.rows], site.layout.seg[self.rows]
-            inner = dc.replace(site, layout=TokenLayout.of(order, seg), ends=site.ends[self.rows])
-            new = self.value.at(own, inner)
-        else:
-            new = torch.as_tensor(self.value(own) if callable(self.value) else self.value, dtype=x.dtype, device=x.device)
-        return torch.cat([x[: self.rows.start], new.to(x.dtype).expand(own.shape), x[self.rows.stop :]])
+            return self.value.at(x, dc.replace(site, rows=None))
+        new = torch.as_tensor(self.value(x) if callable(self.value) else self.value, dtype=x.dtype, device=x.device)
+        return new.expand(x.shape)
 
 
 def _metric_of(

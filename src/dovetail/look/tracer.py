@@ -101,13 +101,8 @@ class Tracer(Listener):
         self._begin(address, layout)
         if address in self.choices.values():
             self.chosen[address] = x
-        for target, replacement in self.patches.get(address, ()):
-            site = self._site(target, layout)
-            if site.at_step():
-                mask = site.mask(x)
-                if mask is None or bool(mask.any()):
-                    self.unused.discard(target.key)
-                    x = applied(replacement, x, site)
+        if address in self.patches:
+            x = self._patched(address, x, layout)
         if self.grad and address in self.records and x.requires_grad:
             x = x.view_as(x)  # the gradient at a tap is that of what comes after it, also where the tensor is used elsewhere
             x.retain_grad()
@@ -117,6 +112,27 @@ class Tracer(Listener):
                 self.unused.discard(target.key)
                 kept = part if self.grad else part.detach().clone()
                 self.pieces.setdefault(target.key, (target, []))[1].append(kept)
+        return x
+
+    def _patched(self, address: str, x: Tensor, layout: TokenLayout) -> Tensor:
+        """x with the patches of this address. Those of some rows are written into one copy of x."""
+        copied = False
+        for target, replacement in self.patches[address]:
+            site = self._site(target, layout)
+            if not site.at_step():
+                continue
+            site = site.within(x)
+            part = x if site.rows is None else x[site.rows]
+            mask = site.mask(part)
+            if mask is not None and not bool(mask.any()):
+                continue
+            self.unused.discard(target.key)
+            new = applied(replacement, part, site, mask)
+            if site.rows is None:
+                x, copied = new, False
+            else:
+                x, copied = (x if copied else x.clone()), True
+                x[site.rows] = new
         return x
 
     def end(self) -> Trace:
@@ -161,4 +177,4 @@ def listened(model: ModelModule, tokens: Tensor, tracer: Listener, ctx: Ctx | No
     """Return the output of a forward pass with a listener, such as a tracer."""
     ctx = ctx or default_ctx(tokens, ranks=model.ranks)
     with torch.compiler.set_stance("force_eager"):  # a listener would recompile a compiled model
-        return model(tokens, dc.replace(ctx, listen=tracer))
+        return model(tokens, dc.replace(ctx, taps=tracer))

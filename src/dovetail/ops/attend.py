@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from dovetail.core.errors import BackendError, StateError
-from dovetail.core.group import Mask
 from dovetail.core.layout import TokenLayout
-from dovetail.core.view import Edit, Entries, Scoring
+from dovetail.core.view import Edit, Entries, Flag, Scoring
 from dovetail.ops import attend_flex, attend_ref, attend_tiled, attend_torch
 from dovetail.ops.implementation import FORCED, Backend, Shape, using
 from dovetail.ops.mask import dense
@@ -35,14 +34,21 @@ BACKENDS: list[Backend] = [
 
 def offering(needs: frozenset[str], device: str = "cpu") -> list[Backend]:
     """The backends that offer all of the needs on a type of device (and are not excluded by `using`)."""
-    there = [b for b in BACKENDS if not b.devices or device in b.devices]
-    return [b for b in there if needs <= b.offers and (not FORCED or b.name == FORCED[-1])]
+    return [
+        backend
+        for backend in BACKENDS
+        if needs <= backend.offers
+        and (not backend.devices or device in backend.devices)
+        and (not FORCED or backend.name == FORCED[-1])
+    ]
 
 
 def choose(needs: frozenset[str], shape: Shape, device: str = "cpu") -> Backend:
-    """The cheapest backend that offers all of the needs on a type of device."""
+    """The cheapest backend that offers all of the needs on a type of device: one with flags where the mask is plain."""
     able = able_for(needs, device)
-    return able[0] if len(able) == 1 else min(able, key=lambda backend: backend.cost(shape, needs))
+    if len(able) == 1 or (shape.plain and able[0].flags):
+        return able[0]
+    return min(able, key=lambda backend: backend.cost(shape, needs))
 
 
 def able_for(needs: frozenset[str], device: str = "cpu") -> list[Backend]:
@@ -54,13 +60,14 @@ def able_for(needs: frozenset[str], device: str = "cpu") -> list[Backend]:
     return able
 
 
-def is_plain(mask: Mask, q: TokenLayout, k: TokenLayout) -> bool:
-    """Whether the mask over these tokens is exactly 'all' or top-left causal; decided without reading a tensor."""
+def is_plain(flag: Flag | None, q: TokenLayout, k: TokenLayout) -> bool:
+    """Whether a mask with this flag over these tokens is exactly 'all' or top-left causal; decided without reading a tensor."""
     if q.start is None or k.start != 0:
         return False
-    if mask.flag() == "causal":  # one query at the end sees every key
-        return (q.start == 0 and q.n == k.n) or (q.n == 1 and q.start == k.n - 1)
-    return mask.flag() == "all"
+    if flag == "causal":  # one query at the end sees every key
+        n, keys = q.order.shape[-1], k.order.shape[-1]
+        return (q.start == 0 and n == keys) or (n == 1 and q.start == keys - 1)
+    return flag == "all"
 
 
 def attend(
@@ -74,10 +81,9 @@ def attend(
         observe(q, k, v, scoring, q_layout, k_layout, edit)
         edit = None
     needs = scoring.needs if edit is None else scoring.needs | {edit.need}
-    backend, plain = chosen(q, scoring, q_layout, k_layout, needs)
-    visible = None
-    if backend.dense:
-        visible = scoring.mask.flag() if plain and backend.flags else dense(scoring.mask, q_layout, k_layout, scoring.heads)
+    backend, visible = chosen(q, scoring, q_layout, k_layout, needs)
+    if visible is None and backend.dense:
+        visible = dense(scoring.mask, q_layout, k_layout, scoring.heads)
     out = backend.run(q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2), scoring, q_layout, k_layout, visible, edit)
     return out.transpose(-3, -2)
 
@@ -138,22 +144,24 @@ WHOLE = WholeView()
 
 def chosen(
     q: Tensor, scoring: Scoring, q_layout: TokenLayout, k_layout: TokenLayout, needs: frozenset[str]
-) -> tuple[Backend, bool]:
-    """The backend, and whether the mask is plain: computed once per step for all layers with equal needs and shapes."""
+) -> tuple[Backend, Flag | None]:
+    """The backend, and its flag where that is the mask: computed once per step for all layers with equal needs and shapes."""
     if torch.compiler.is_compiling():  # the first that offers all: a cost would compare symbolic sizes, and break the graph
-        plain = scoring.flags and is_plain(scoring.mask, q_layout, k_layout)
-        return able_for(needs | {"compile"}, q.device.type)[0], plain
-    key = ("backend", scoring.mask.key, scoring.flags, needs, q.shape, FORCED[-1] if FORCED else None)
+        backend = able_for(needs | {"compile"}, q.device.type)[0]
+        return backend, scoring.flag if backend.flags and is_plain(scoring.flag, q_layout, k_layout) else None
+    key = ("backend", scoring.mask.key, scoring.flag, needs, q.shape, FORCED[-1] if FORCED else None)
     return k_layout.once_for(q_layout, key, _choose, q, scoring, q_layout, k_layout, needs)
 
 
 def _choose(
     q: Tensor, scoring: Scoring, q_layout: TokenLayout, k_layout: TokenLayout, needs: frozenset[str]
-) -> tuple[Backend, bool]:
-    plain = scoring.flags and is_plain(scoring.mask, q_layout, k_layout)
+) -> tuple[Backend, Flag | None]:
+    plain = is_plain(scoring.flag, q_layout, k_layout)
     *rows, n, heads, head = q.shape
+    keys = k_layout.order.shape[-1]
     # plan tiles only where skipping some could save time; the kernel then reuses the plan
     device = q.device.type
     can_skip = not plain and n >= 4 * attend_tiled.TILE and device == "cpu"
-    touched = attend_tiled.touched(scoring, q_layout, k_layout) if can_skip else n * k_layout.n
-    return choose(needs, Shape(prod(rows), n, k_layout.n, heads, head, plain, touched), device), plain
+    touched = attend_tiled.touched(scoring, q_layout, k_layout) if can_skip else n * keys
+    backend = choose(needs, Shape(prod(rows), n, keys, heads, head, plain, touched), device)
+    return backend, scoring.flag if plain and backend.flags else None

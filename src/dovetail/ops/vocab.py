@@ -41,24 +41,24 @@ def lookup(ids: Tensor, table: Tensor, module: Module, ctx: Ctx, axes: Sequence[
     """Return the rows of the table (…, n, embed); `axes` are those of its rows, and `module` has their sizes."""
     row, own = _own(ids, len(table), module, ctx, axes)
     x = F.embedding(row, table)
-    return ctx.leave(torch.where(own[..., None], x, torch.zeros_like(x)), axes)
+    return ctx.ranks.reduce_from_region(torch.where(own[..., None], x, torch.zeros_like(x)), axes)
 
 
 def sharded_cross_entropy(logits: Tensor, labels: Tensor, module: Module, ctx: Ctx, axes: Sequence[str]) -> Tensor:
     """Return the cross-entropy summed over the labels, from the logits of this rank's shard of the axes."""
     _check(labels, module, axes)
-    top = ctx.max(logits.detach().amax(-1), axes)
+    top = ctx.ranks.max(logits.detach().amax(-1), axes)
     row, own = _own(labels, logits.shape[-1], module, ctx, axes)
     at_label = logits.gather(-1, row[:, None]).squeeze(-1)
     partial = torch.stack([(logits - top[:, None]).exp().sum(-1), torch.where(own, at_label, torch.zeros_like(at_label))])
-    exponentials, target = ctx.leave(partial, axes)
+    exponentials, target = ctx.ranks.reduce_from_region(partial, axes)
     losses = exponentials.log() + top - target
     return torch.where(labels != IGNORED, losses, torch.zeros_like(losses)).sum()
 
 
 def _own(ids: Tensor, rows: int, module: Module, ctx: Ctx, axes: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Return the row of each id in this rank's shard, 0 where another rank has it, and whether this rank has it."""
-    row = ids - ctx.first(module, axes, rows)
+    row = ids - ctx.ranks.first(module, axes, rows)
     own = (row >= 0) & (row < rows)
     return torch.where(own, row, torch.zeros_like(row)), own
 

@@ -21,7 +21,7 @@ The ranks that split the tokens of a batch, for what is a statistic of the whole
     data       each rank has other rows           rank 0: rows 0 … b/2 − 1        rank 1: rows b/2 … b − 1
     sequence   each rank has a chunk of every row rank 0: tokens 0 … n/2 − 1      rank 1: tokens n/2 … n − 1
 
-A run sets them as `ctx.batch_ranks`: FSDP by itself (parallel/shard.py), `split_ctx` for a split sequence, or both. The tokens
+A run sets them as `ctx.ranks.batch`: FSDP by itself (parallel/shard.py), `split_ctx` for a split sequence, or both. The tokens
 of the whole batch are ordered row by row. Before the chunk of row i on this rank come
 
     the chunks of row i on earlier sequence ranks  +  the rows before i on all sequence ranks  +  all rows of earlier data ranks
@@ -43,6 +43,7 @@ from dovetail.core.errors import SpecError, StateError
 from dovetail.core.group import Embed, Head, Mixer, Mtp, Scaling
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import Part, walk, walk_spec
+from dovetail.core.ranks import Ranks
 from dovetail.ops.attend import Stored
 from dovetail.parallel.collective import gather, hand_on, joined, receive, total
 from dovetail.parallel.ring import RingView
@@ -52,7 +53,7 @@ class RunRanks(ABC):
     """Ranks that are set in the ctx of every run of a model (`run_with`, parallel/shard.py)."""
 
     @abstractmethod
-    def given_to(self, ctx: Ctx) -> Ctx:
+    def added_to(self, ctx: Ctx) -> Ctx:
         """Return the ctx with these ranks."""
 
     def run(self) -> AbstractContextManager[None]:
@@ -87,17 +88,17 @@ class TokenRanks(RunRanks):
             dist.broadcast(x, group=group, group_src=0)
         return x
 
-    def given_to(self, ctx: Ctx) -> Ctx:
+    def added_to(self, ctx: Ctx) -> Ctx:
         """Return the ctx with these ranks, beside those that split its sequence.
 
         A layout without numbers of its documents gets those of the whole batch, of as many rows on every rank: with numbers
         from 0, all ranks would draw the same dropout."""
-        before, layout = ctx.batch_ranks, ctx.layout
+        before, layout = ctx.ranks.batch, ctx.layout
         sequence = before.sequence if isinstance(before, TokenRanks) else None
         if self.data is not None and not layout.has_samples:
             rows = layout.order.shape[0] if layout.row is None else layout.rows
             layout = layout.numbered(dist.get_rank(self.data) * rows)
-        return dc.replace(ctx, layout=layout, batch_ranks=TokenRanks(self.data, sequence))
+        return dc.replace(ctx, layout=layout, ranks=Ranks(ctx.ranks.axes, TokenRanks(self.data, sequence)))
 
     def _groups(self) -> list[dist.ProcessGroup]:
         return [group for group in (self.data, self.sequence) if group is not None]
@@ -156,11 +157,11 @@ class SequenceRanks(RunRanks):
     def __init__(self, spec: Part, group: dist.ProcessGroup, ring: bool = False) -> None:
         self.views, self.group = split_views(spec, group, ring), group
 
-    def given_to(self, ctx: Ctx) -> Ctx:
+    def added_to(self, ctx: Ctx) -> Ctx:
         """Return the ctx with the views of a split sequence, and these ranks beside those with other rows."""
-        before = ctx.batch_ranks
+        before = ctx.ranks.batch
         rows = before.data if isinstance(before, TokenRanks) else None
-        return dc.replace(ctx, views=self.views, batch_ranks=TokenRanks(rows, self.group))
+        return dc.replace(ctx, views=self.views, ranks=Ranks(ctx.ranks.axes, TokenRanks(rows, self.group)))
 
 
 def split_ctx(ctx: Ctx, spec: Part, group: dist.ProcessGroup, ring: bool = False) -> Ctx:
@@ -169,7 +170,7 @@ def split_ctx(ctx: Ctx, spec: Part, group: dist.ProcessGroup, ring: bool = False
     layout = ctx.layout.cut(dist.get_world_size(group), dist.get_rank(group))
     types = None if ctx.types is None else piece(ctx.types, group)
     views, ranks = split_views(spec, group, ring), TokenRanks(sequence=group)
-    return dc.replace(ctx, layout=layout, types=types, views=views, batch_ranks=ranks)
+    return dc.replace(ctx, layout=layout, types=types, views=views, ranks=Ranks(ctx.ranks.axes, ranks))
 
 
 def split_views(spec: Part, group: dist.ProcessGroup, ring: bool = False) -> Views:

@@ -97,7 +97,7 @@ class Pipeline:
         """Make the schedule for micro-batches of these shapes."""
         piece = pieces[0]
         with evaluating(self.model):
-            before, out = self._forward(piece._replace(ctx=dc.replace(piece.ctx, seed=None, losses=None)))
+            before, out = self._forward(piece._replace(ctx=dc.replace(piece.ctx, draws=None, losses=None)))
         learned = not self.stage.first
         given = tuple(torch.empty_like(x, device="meta", requires_grad=learned and x.is_floating_point()) for x in before)
         returned = tuple(torch.empty_like(x, device="meta", requires_grad=True) for x in out)

@@ -37,6 +37,7 @@ from dovetail.core.fold import Declared
 from dovetail.core.group import HeadModule, Mixer
 from dovetail.core.module import holder
 from dovetail.core.part import Part
+from dovetail.core.ranks import Ranks
 from dovetail.model import BlockModule
 from dovetail.parallel.collective import enter, join, largest, leave, time_collectives, total
 from dovetail.parallel.context import RunRanks, TokenRanks
@@ -50,7 +51,7 @@ Read = Callable[[DTensor], Tensor]
 
 
 class TensorRanks(RunRanks):
-    """The ranks across which some axes are sharded. Every run of a sharded model sets it as `ctx.ranks`."""
+    """The ranks across which some axes are sharded. Every run of a sharded model sets it as `ctx.ranks.axes`."""
 
     def __init__(self, group: dist.ProcessGroup, axes: frozenset[str], stored: Mapping[str, Cut]) -> None:
         self.group, self.axes = group, axes
@@ -81,15 +82,15 @@ class TensorRanks(RunRanks):
         """Return the all-reduced x, differentiable."""
         return total(x, self.group)
 
-    def enter(self, x: Tensor) -> Tensor:
+    def copy_to_region(self, x: Tensor) -> Tensor:
         """Return x; its gradient is all-reduced."""
         return enter(x, self.group)
 
-    def leave(self, x: Tensor) -> Tensor:
+    def reduce_from_region(self, x: Tensor) -> Tensor:
         """Return the all-reduced x; the gradient passes unchanged."""
         return leave(x, self.group)
 
-    def join(self, x: Tensor) -> Tensor:
+    def gather_from_region(self, x: Tensor) -> Tensor:
         """Return x of all ranks, concatenated along the last dimension."""
         return join(x, -1, self.group)
 
@@ -97,9 +98,9 @@ class TensorRanks(RunRanks):
         """Return the largest x of all ranks, not differentiable."""
         return largest(x, self.group)
 
-    def given_to(self, ctx: Ctx) -> Ctx:
+    def added_to(self, ctx: Ctx) -> Ctx:
         """Return the ctx with these ranks."""
-        return dc.replace(ctx, ranks=self)
+        return dc.replace(ctx, ranks=Ranks(self, ctx.ranks.batch))
 
     @contextmanager
     def run(self) -> Iterator[None]:
@@ -153,7 +154,7 @@ def tensor_parallel(model: nn.Module, spec: Part, mesh: DeviceMesh, whole: Colle
         if module is not None:
             _bound(module, tp_region, ranks)
     run_with(model, "local_ranks", ranks)
-    model.ranks = ranks  # type: ignore[assignment]  # default contexts take it
+    model.ranks = Ranks(ranks)  # type: ignore[assignment]  # default contexts take it
     return ranks
 
 
@@ -268,7 +269,7 @@ def _run_with(cls: type[nn.Module], attribute: str) -> Any:
 
 
 def _with_ranks(argument: Any, ranks: RunRanks) -> Any:
-    return ranks.given_to(argument) if isinstance(argument, Ctx) else argument
+    return ranks.added_to(argument) if isinstance(argument, Ctx) else argument
 
 
 # -- FSDP -----------------------------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ def crossing(model: ModelModule, layer: int) -> list[tuple[str, str]]:
 def _reads(model: ModelModule, layer: int) -> Iterator[tuple[str, str]]:
     """(source, name) of what the layers from this one on read; token ids left out."""
     for block in model.layers[layer:]:
-        for _, read in () if block.passing is None else block.passing.reads:
+        for _, read in () if block.io is None else block.io.reads:
             if (read.source, read.name) != (model.path, UNSENT):
                 yield read.source, read.name
 

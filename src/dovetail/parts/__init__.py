@@ -52,6 +52,7 @@ from dovetail.parts.mixer.additive import (
 )
 from dovetail.parts.mixer.attention import Attention as Attention, CrossAttention as CrossAttention
 from dovetail.parts.mixer.cells import Gru as Gru, Lstm as Lstm, Rnn as Rnn
+from dovetail.parts.mixer.differential import DifferentialAttention as DifferentialAttention
 from dovetail.parts.mixer.gated_deltanet import GatedDeltaNet as GatedDeltaNet
 from dovetail.parts.mixer.gla import GLA as GLA
 from dovetail.parts.mixer.linear_attention import LinearAttention as LinearAttention
@@ -62,9 +63,11 @@ from dovetail.parts.mixer.mla import MLA as MLA
 from dovetail.parts.mixer.ngram import Ngram as Ngram
 from dovetail.parts.mixer.nsa import NSA as NSA
 from dovetail.parts.mixer.reverse import Reverse as Reverse
+from dovetail.parts.mixer.rg_lru import RgLru as RgLru
 from dovetail.parts.mixer.rwkv6 import Rwkv6 as Rwkv6
 from dovetail.parts.mixer.s4 import S4 as S4
-from dovetail.parts.mtp import Medusa as Medusa, MtpDepth as MtpDepth
+from dovetail.parts.mixer.short_conv import ShortConv as ShortConv
+from dovetail.parts.mtp import Eagle as Eagle, Medusa as Medusa, MtpDepth as MtpDepth
 from dovetail.parts.next_sentence import NextSentence as NextSentence
 from dovetail.parts.norm import LayerNorm as LayerNorm, RMSNorm as RMSNorm
 from dovetail.parts.ple import Ple as Ple, PleBlock as PleBlock

@@ -109,17 +109,19 @@ class TokensModule(EmbedModule, of=Tokens):
     def setup(self) -> None:
         width = self.part.width or self.scope.size("embed")
         self.scale = self.part.scale * (sqrt(width) if self.part.scale_by_width else 1.0)
+        self.vocab = self.scope.size("vocab")
 
     def forward(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, TokenLayout]:
-        self.check_ids(inputs, self.scope.size("vocab"), "token id", "vocabulary")
-        x = lookup(inputs, self.table, self, ctx, VOCAB) if ctx.sharded(VOCAB) else F.embedding(inputs, self.table)
+        self.check_ids(inputs, self.vocab, "token id", "vocabulary")
+        sharded = ctx.ranks.axes is not None and ctx.ranks.sharded(VOCAB)
+        x = lookup(inputs, self.table, self, ctx, VOCAB) if sharded else F.embedding(inputs, self.table)
         if self.scale != 1.0:
             x = x * self.scale
         if self.part.types:
             types = torch.zeros_like(inputs) if ctx.types is None else ctx.types
             self.check_ids(types, self.part.types, "token type", "table")
             x = x + F.embedding(types, self.type_table)
-        return ctx.tap(self, "out", x), ctx.layout
+        return x if ctx.taps is None else ctx.tap(self, "out", x), ctx.layout
 
     def widen(self, x: Tensor) -> Tensor:
         return x if self.part.width is None else self.project(x)
@@ -129,7 +131,7 @@ class TokensModule(EmbedModule, of=Tokens):
         would wait for a GPU, and break a graph."""
         if torch.compiler.is_compiling() or ids.device.type != "cpu" or not ids.numel():
             return
-        low, high = (int(bound) for bound in torch.aminmax(ids))
+        low, high = map(int, torch.aminmax(ids))
         if low < 0 or high >= rows:
             bad = low if low < 0 else high
             raise InputError(f"{self.path}: {what} {bad} is outside the {table} of {rows}; ids are 0 to {rows - 1}")

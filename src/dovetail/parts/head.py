@@ -71,13 +71,15 @@ class TokenLogitsModule(HeadModule):
         raise NotImplementedError
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
-        return ctx.tap(self, "logits", ctx.join(self.logits(self.features(x, ctx), ctx), self.answers))
+        logits = self.logits(self.features(x, ctx), ctx)
+        logits = logits if ctx.ranks.axes is None else ctx.ranks.gather_from_region(logits, self.answers)
+        return logits if ctx.taps is None else ctx.tap(self, "logits", logits)
 
     def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> LossSum:
         def sharded(logits: Tensor, labels: Tensor) -> Tensor:
             return sharded_cross_entropy(logits, labels, self, ctx, self.answers)
 
-        summed = sharded if ctx.sharded(self.answers) else cross_entropy_sum
+        summed = sharded if ctx.ranks.sharded(self.answers) else cross_entropy_sum
         return chunked_cross_entropy(lambda part: self.logits(part, ctx), self.features(x, ctx), labels, summed)
 
 
@@ -130,7 +132,7 @@ class LmModule(TokenLogitsModule, of=Lm):
     bias: Tensor
 
     def logits(self, x: Tensor, ctx: Ctx) -> Tensor:
-        x = ctx.enter(x, self.answers)
+        x = x if ctx.ranks.axes is None else ctx.ranks.copy_to_region(x, self.answers)
         out = self.out(x) + self.bias if self.part.bias else self.out(x)
         if self.part.scale != 1.0:
             out = out * self.part.scale
@@ -179,7 +181,7 @@ class MaskedLmModule(TokenLogitsModule, of=MaskedLm):
         self.act = self.part.act.function
 
     def logits(self, x: Tensor, ctx: Ctx) -> Tensor:
-        hidden = ctx.enter(self.norm(self.act(self.dense(x)), ctx), self.answers)
+        hidden = ctx.ranks.copy_to_region(self.norm(self.act(self.dense(x)), ctx), self.answers)
         return self.out(hidden) + self.bias if self.part.bias else self.out(hidden)
 
 
@@ -241,7 +243,7 @@ class ByClassModule(TokenLogitsModule, of=ByClass):
             x = self.act(self.dense(x))
         if self.part.norm is not None:
             x = self.norm(x, ctx)
-        return ctx.dropout(x, self.part.dropout, self)
+        return x if ctx.draws is None else ctx.draws.dropout(ctx, x, self.part.dropout, self)
 
     def logits(self, x: Tensor, ctx: Ctx) -> Tensor:
         return self.out(x)

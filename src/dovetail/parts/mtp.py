@@ -16,6 +16,18 @@ state alone gives the drafts of all heads. A model has one `medusa` per further 
 `core/multi_token.py` trains.
 
 Cai et al. 2024 (Medusa), section 2.1: Medusa-1 trains the heads on a frozen model, Medusa-2 both together.
+
+EAGLE: one block, which predicts the next hidden state of the model from the last one and the next token.
+
+    ĥᵢ₊₁ = block(M [E(tᵢ₊₁); hᵢ] + b)        M (embed, 2·embed), b (embed);  h, E(t), ĥ (…, n, embed)
+    loss = λ · smooth L1(ĥᵢ₊₁ − hᵢ₊₁) + λ · probs · cross-entropy(p(hᵢ₊₁), p(ĥᵢ₊₁))        p = softmax(head(·)), (…, n, vocab)
+
+The embedding and the head are those of the model. The head reads ĥᵢ₊₁ as it reads hᵢ₊₁, and predicts tᵢ₊₂; ĥᵢ₊₁ and this token
+are the next input where hᵢ₊₁ is not known yet. So one block drafts any number of tokens, with one KV cache of its own: entries
+of known tokens come from hidden states of the model, those of drafts from its own. In training, noise is added to hᵢ, since
+ĥᵢ differs from it, too: in the paper uniform within ±0.1, here normal of about its standard deviation.
+
+Li et al. 2024 (EAGLE), sections 3.1 and 3.2
 """
 
 from __future__ import annotations
@@ -29,7 +41,7 @@ from torch import Tensor
 
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
-from dovetail.core.group import Act, Head, Mixer, Mtp, MtpModule, Norm
+from dovetail.core.group import MAX_FACTOR, Act, AheadTerm, Head, Mixer, Mtp, MtpModule, Norm
 from dovetail.core.linear import Linear
 from dovetail.core.module import Module
 from dovetail.core.part import Part, Problem, child, register
@@ -38,14 +50,12 @@ from dovetail.core.weight import Weight
 from dovetail.model import Block, BlockModule
 
 
-@register("mtp")
-class MtpDepth(Mtp):
-    """One depth of multi-token prediction: a block that reads the hidden state and the next token (DeepSeek-V3)."""
+class BlockDepth(Mtp):
+    """A depth with a block, which reads a hidden state and the next token through one projection."""
 
     TAPS = {"projected": "pos channel", "hidden": "pos channel"}
 
-    block: Block = child("block")
-    norm: Norm = child("rmsnorm")
+    block: Block
 
     SAMPLES = {
         "weight": [0.3, 0.1],
@@ -62,7 +72,7 @@ class MtpDepth(Mtp):
         return [Weight(name="proj.weight", out=("embed",), inp=("halves", "embed"))]
 
     def children(self) -> dict[str, Part]:
-        return {"embed_norm": self.norm, "hidden_norm": self.norm, "block": self.block, "norm": self.norm}
+        return {"block": self.block}
 
     def child_scope(self, scope: Scope, child: str) -> Scope:
         several = child == "block" and self.block.wire.streams() > 1
@@ -84,6 +94,17 @@ class MtpDepth(Mtp):
         ]
 
 
+@register("mtp")
+class MtpDepth(BlockDepth):
+    """One depth of multi-token prediction: a block that reads the hidden state and the next token (DeepSeek-V3)."""
+
+    block: Block = child("block")
+    norm: Norm = child("rmsnorm")
+
+    def children(self) -> dict[str, Part]:
+        return {"embed_norm": self.norm, "hidden_norm": self.norm, "block": self.block, "norm": self.norm}
+
+
 class MtpDepthModule(MtpModule, of=MtpDepth):
     """before, embedded (…, n, embed) -> like before."""
 
@@ -97,6 +118,42 @@ class MtpDepthModule(MtpModule, of=MtpDepth):
         halves = torch.cat([self.embed_norm(embedded, ctx), self.hidden_norm(before, ctx)], -1)
         x = self.block(ctx.tap(self, "projected", self.proj(halves)), ctx, views)
         return ctx.tap(self, "hidden", self.norm(x, ctx))
+
+
+@register("eagle")
+class Eagle(BlockDepth):
+    """EAGLE: a block that predicts the next hidden state from the last one and the next token, and reads its own further on."""
+
+    recurs = True
+
+    block: Block = child("block")
+    probs: float = bounded(0.1, at_least=0, at_most=MAX_FACTOR)  # the cross-entropy of the model's probs, per unit of `weight`
+    noise: float = bounded(0.05, at_least=0)  # its standard deviation, on the hidden states that are read in training
+
+    SAMPLES = {**BlockDepth.SAMPLES, "probs": [0.1, 0.5], "noise": [0.05, 0.0]}
+
+    def weights(self, scope: Scope) -> list[Weight]:
+        return [*super().weights(scope), Weight(name="proj.bias", out=("embed",), init="zeros", role="bias")]
+
+    def loss_terms(self) -> Mapping[AheadTerm, float]:
+        terms: dict[AheadTerm, float] = {"hidden": self.weight}
+        if self.probs:
+            terms["probs"] = self.weight * self.probs
+        return terms
+
+
+class EagleModule(MtpModule, of=Eagle):
+    """before, embedded (…, n, embed) -> like before."""
+
+    part: Eagle
+    proj: Linear
+    block: BlockModule
+
+    def forward(self, before: Tensor, embedded: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
+        if ctx.draws is not None:
+            before = ctx.draws.noise(ctx, before, self.part.noise, self, "noise")
+        both = torch.cat([embedded, before], -1)
+        return ctx.tap(self, "hidden", self.block(ctx.tap(self, "projected", self.proj(both)), ctx, views))
 
 
 MAX_BLOCKS = 64  # each has a module of its own: a spec must not make a billion

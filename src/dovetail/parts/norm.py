@@ -60,12 +60,12 @@ class LayerNormModule(Module, of=LayerNorm):
         self.dim, self.size = self.scope.names(("dim",)), self.scope.size("dim")
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
-        if ctx.listen is not None:
+        if ctx.taps is not None:
             return self.listened(x, ctx)
         if self.part.plus_one and x.dtype != (exact := at_least_fp32(x.dtype)):
             return self.forward(x.to(exact), ctx).to(x.dtype)  # 1 + scale in bfloat16 would lose half of the bits of the scale
         scale, shift = factor(x, self.scale, self.part.plus_one), in_dtype_of(x, self.shift if self.part.shift else None)
-        if not ctx.sharded(self.dim):
+        if not ctx.ranks.sharded(self.dim):
             return F.layer_norm(x, (x.shape[-1],), scale, shift, self.part.eps)
         centered, variance = self.moments(x, ctx)
         out = scaled(centered * torch.rsqrt(variance + self.part.eps), scale)
@@ -73,12 +73,12 @@ class LayerNormModule(Module, of=LayerNorm):
 
     def moments(self, x: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
         """x − mean x, and the variance (…, 1)."""
-        centered = x - ctx.all_reduce(x.sum(-1, keepdim=True), self.dim) / self.size
-        return centered, ctx.all_reduce((centered * centered).sum(-1, keepdim=True), self.dim) / self.size
+        centered = x - ctx.ranks.all_reduce(x.sum(-1, keepdim=True), self.dim) / self.size
+        return centered, ctx.ranks.all_reduce((centered * centered).sum(-1, keepdim=True), self.dim) / self.size
 
     def listened(self, x: Tensor, ctx: Ctx) -> Tensor:
         """The same with taps; the formula is written out only if a listener replaces the scale."""
-        out = self.forward(x, dc.replace(ctx, listen=None))
+        out = self.forward(x, dc.replace(ctx, taps=None))
         if ctx.wants(self, "scale"):
             centered, variance = self.moments(x.to(at_least_fp32(x.dtype)), ctx)
             scale = torch.sqrt(variance + self.part.eps)
@@ -137,24 +137,24 @@ class RMSNormModule(Module, of=RMSNorm):
         self.plain = self.part.scale and not self.part.plus_one and self.groups == 1
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
-        if ctx.listen is not None:
+        if ctx.taps is not None:
             return self.listened(x, ctx)
-        if self.plain and ctx.ranks is None and (scale := self.scale).dtype == x.dtype:  # every layer of most models
+        if self.plain and ctx.ranks.axes is None and (scale := self.scale).dtype == x.dtype:  # every layer of most models
             return F.rms_norm(x, (self.size,), scale, self.part.eps)
         if self.part.plus_one and x.dtype != (exact := at_least_fp32(x.dtype)):
             return self.forward(x.to(exact), ctx).to(x.dtype)  # 1 + scale in bfloat16 would lose half of the bits of the scale
         scale = factor(x, self.scale if self.part.scale else None, self.part.plus_one)
-        if not ctx.sharded(self.dim):
+        if not ctx.ranks.sharded(self.dim):
             return F.rms_norm(x, (self.size,), scale, self.part.eps) if self.groups == 1 else scaled(self.by_group(x), scale)
-        square = ctx.all_reduce(self.summed(x * x), self.dim) / self.size
+        square = ctx.ranks.all_reduce(self.summed(x * x), self.dim) / self.size
         return scaled(x * self.spread(torch.rsqrt(square + self.part.eps)), scale)
 
     def listened(self, x: Tensor, ctx: Ctx) -> Tensor:
         """The same with taps; the formula is written out only if a listener replaces the scale."""
-        out = self.forward(x, dc.replace(ctx, listen=None))
+        out = self.forward(x, dc.replace(ctx, taps=None))
         if ctx.wants(self, "scale"):
             wide = x.to(at_least_fp32(x.dtype))
-            scale = torch.sqrt(ctx.all_reduce(self.summed(wide * wide), self.dim) / self.size + self.part.eps)
+            scale = torch.sqrt(ctx.ranks.all_reduce(self.summed(wide * wide), self.dim) / self.size + self.part.eps)
             if (new := ctx.tap(self, "scale", scale)) is not scale or in_graph(self, scale, ctx):
                 learned = factor(wide, self.scale if self.part.scale else None, self.part.plus_one)
                 out = scaled(wide / self.spread(new), learned).to(x.dtype)
@@ -177,7 +177,7 @@ class RMSNormModule(Module, of=RMSNorm):
 
 def in_graph(norm: Module, scale: Tensor, ctx: Ctx) -> bool:
     """Whether a listener wants the gradient at the scale, which the fused kernel does not pass through it."""
-    return scale.requires_grad and ctx.listen is not None and ctx.listen.edits(f"{norm.path}.scale".lstrip("."))
+    return scale.requires_grad and ctx.taps is not None and ctx.taps.edits(f"{norm.path}.scale".lstrip("."))
 
 
 def in_dtype_of(x: Tensor, weight: Tensor | None) -> Tensor | None:

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.cross_layer import UNREAD, Values
+from dovetail.core.cross_layer import DISCARDED, Values
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import Act, Ffn, Norm, Steps
@@ -87,7 +87,7 @@ class PleModule(Module, of=Ple):
     def setup(self) -> None:
         self.act, self.piece, self.width = self.part.act.function, self.scope.size("piece"), self.scope.size("embed")
 
-    def forward(self, x: Tensor, ctx: Ctx, values: Values = UNREAD) -> Tensor:
+    def forward(self, x: Tensor, ctx: Ctx, values: Values = DISCARDED) -> Tensor:
         own = self.found_norm(self.project(values["embedded"]) * self.width**-0.5, ctx)
         found = F.embedding(values["inputs"], self.table) * sqrt(self.piece)
         found = ctx.tap(self, "found", (own + found.to(own.dtype)) * 2**-0.5)

@@ -29,7 +29,7 @@ from dovetail.planning.watch import Staging, no_staging
 # -- depth ------------------------------------------------------------------------------------------------------------
 
 
-FEW = 3  # periods of the shallower model: a first, a last, and one between
+TRACED_PERIODS = 3  # periods of the shallower model: a first, a last, and one between
 LONGEST_PERIOD = 8  # layers
 
 
@@ -37,12 +37,13 @@ def trace(spec: Model, layout: Layout, setting: Setting, staging: Staging = no_s
     """Trace a step of rank 0 of the layout; of a deep model with repeated layers by two shallow ones."""
     period = period_of(spec.layers)
     periods, rest = divmod(len(spec.layers), period)
-    if periods <= FEW + 1 or spec.encoder is not None or period > LONGEST_PERIOD:
+    if periods <= TRACED_PERIODS + 1 or spec.encoder is not None or period > LONGEST_PERIOD:
         return trace_step(spec, layout, setting, staging)
     small, large = (
-        trace_step(dc.replace(spec, layers=spec.layers[: n * period + rest]), layout, setting, staging) for n in (FEW, FEW + 1)
+        trace_step(dc.replace(spec, layers=spec.layers[: n * period + rest]), layout, setting, staging)
+        for n in (TRACED_PERIODS, TRACED_PERIODS + 1)
     )
-    found = extrapolated(small, large, period, FEW * period + rest, periods - FEW)
+    found = extrapolated(small, large, period, TRACED_PERIODS * period + rest, periods - TRACED_PERIODS)
     return found if found.cost.possible else trace_step(spec, layout, setting, staging)
 
 

@@ -11,13 +11,19 @@ pool keeps the first m − K positions and rolls the others back; where a state 
 are replayed. Positions whose hidden states were not computed here (the prefix cache had them) are left out: the first known one
 is the depths' first. That costs accepted drafts, never a token.
 
-DeepSeek-AI 2024 (DeepSeek-V3), sections 2.2 and 5.4.3; Cai et al. 2024 (Medusa)
+A depth that recurs (EAGLE) predicts hidden states, and drafts on from its own:
+
+    ĥₘ₋₁₊ⱼ = depth(hₘ₋₂₊ⱼ, E(tₘ₋₁₊ⱼ))      h of the target up to m − 2, then ĥ; ĥₘ₋₁₊ⱼ gives draft j + 1, which is tₘ₊ⱼ
+
+Each draft after the first is a position more in its pool, which is rolled back when the drafts are made.
+
+DeepSeek-AI 2024 (DeepSeek-V3), sections 2.2 and 5.4.3; Cai et al. 2024 (Medusa); Li et al. 2024 (EAGLE)
 """
 
 from __future__ import annotations
 
 import dataclasses as dc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -74,34 +80,62 @@ def own_drafter(model: ModelModule, *, rows: int, longest: int, drafts: int) -> 
 
 
 class Depths(Drafter):
-    """The first `drafts` depths of the target's own multi-token prediction, each of which guesses one token more."""
+    """The first `drafts` depths of the target's own multi-token prediction, each of which guesses one token more; or the one
+    that recurs, which guesses them all."""
 
     def __init__(self, model: ModelModule, drafts: int) -> None:
         self.model, self.depths = model, min(len(model.part.mtp), drafts)
+        self.recurs = any(depth.recurs for depth in model.part.mtp)
+        self.drafts = drafts if self.recurs else self.depths  # at most
         self.adapters = Adapters(model)
 
     def attach(self, adapters: Adapters) -> None:
         self.adapters = adapters
 
     def _run(
-        self, ones: Sequence[Continuation], starts: Sequence[int], states: Sequence[Tensor], ctx: Ctx, guess: bool
-    ) -> list[list[int]]:
-        """Let every depth read the hidden states[i] (n, embed) of the target at the tokens of ones[i] from number starts[i] on;
-        return what each guesses from the last of them, where asked to."""
+        self,
+        ones: Sequence[Continuation],
+        starts: Sequence[int],
+        states: Sequence[Tensor],
+        ctx: Ctx,
+        guesses: Sequence[list[int]] | None = None,
+    ) -> Tensor:
+        """Let every depth read the hidden states[i] (n, embed) at the tokens of ones[i] from number starts[i] on, behind which
+        guesses[i] come. Add what each guesses from the last of them to the guesses, where there are lists for them. Return the
+        last hidden state of each row, (rows, embed), at the last depth."""
         counts, hidden = [len(one) for one in states], pad_sequence(list(states), batch_first=True)
         index, last = torch.arange(len(ones), device=hidden.device), torch.tensor(counts, device=hidden.device) - 1
-        before, guesses = hidden, [list[int]() for _ in ones]
+        before, drafted = hidden, guesses or [list[int]() for _ in ones]
         with self.adapters.rows([one.request.adapter for one in ones]):
             for depth in range(1, self.depths + 1):
-                known = [[*one.tokens[start:], *drafts] for one, start, drafts in zip(ones, starts, guesses, strict=True)]
+                known = [[*one.tokens, *drafts][start:] for one, start, drafts in zip(ones, starts, drafted, strict=True)]
                 tokens = [torch.tensor(one[depth : depth + n]) for one, n in zip(known, counts, strict=True)]
                 ahead = pad_sequence(tokens, batch_first=True).to(hidden.device)
                 before = self.model.hidden_ahead(hidden, ahead, ctx, depth, before)
-                if guess:
+                if guesses is not None:
                     logits = self.model.logits_ahead(before[index, last][:, None], ctx, depth)[:, 0]
                     for drafts, token in zip(guesses, sample_drafts(logits, ones, guesses), strict=True):
                         drafts.append(token)
-        return guesses
+        return before[index, last]
+
+    def _recur(
+        self,
+        ones: Sequence[Continuation],
+        counts: Sequence[int],
+        last: Tensor,
+        guesses: Sequence[list[int]],
+        ctx_of: Callable[[list[int]], Ctx],
+    ) -> None:
+        """Guess up to counts[i] tokens from hidden states of the depth itself, of which `last` (rows, embed) are the first;
+        ctx_of(indices) is for one token more of these rows."""
+        states = list(last[:, None])
+        for n in range(1, max(counts) if self.recurs else 1):
+            active = [i for i, count in enumerate(counts) if n < count]
+            rows, known = [ones[i] for i in active], [states[i] for i in active]
+            starts = [len(one.tokens) - 2 + n for one in rows]
+            new = self._run(rows, starts, known, ctx_of(active), [guesses[i] for i in active])
+            for i, state in zip(active, new, strict=True):
+                states[i] = state[None]
 
 
 class DraftLast(Depths):
@@ -113,7 +147,7 @@ class DraftLast(Depths):
 
     @torch.inference_mode()
     def observe(self, one: Continuation, first: int, hidden: Tensor) -> None:
-        begin = max(len(hidden) - 1 - self.depths, 0)  # of drafts, so many at most, any number may be rejected
+        begin = max(len(hidden) - 1 - self.drafts, 0)  # of drafts, so many at most, any number may be rejected
         self.rows[one.held_row] = (one, first + begin, hidden[begin:].clone())
 
     def fork(self, one: Continuation, other: Continuation) -> None:
@@ -122,17 +156,20 @@ class DraftLast(Depths):
 
     @torch.inference_mode()
     def draft(self, ones: Sequence[Continuation], counts: Sequence[int]) -> list[list[int]]:
+        drafts: dict[Continuation, list[int]] = {one: [] for one in ones}
         states = {one: state for one in ones if (state := self._last(one)) is not None}
-        if not states:
-            return [[] for _ in ones]
-        known = list(states)
-        ctx = Ctx(layout=TokenLayout.whole(len(known), 1, device=self.model.device), ranks=self.model.ranks)
-        guesses = self._run(known, [len(one.tokens) - 2 for one in known], list(states.values()), ctx, guess=True)
-        drafts = dict(zip(known, guesses, strict=True))
-        return [drafts.get(one, [])[:count] for one, count in zip(ones, counts, strict=True)]
+        if states:
+            known, guesses = list(states), [drafts[one] for one in states]
+            starts, wanted = [len(one.tokens) - 2 for one in known], dict(zip(ones, counts, strict=True))
+            last = self._run(known, starts, list(states.values()), self._ctx([*range(len(known))]), guesses)
+            self._recur(known, [wanted[one] for one in known], last, guesses, self._ctx)
+        return [drafts[one][:count] for one, count in zip(ones, counts, strict=True)]
 
     def reset(self) -> None:
         self.rows.clear()
+
+    def _ctx(self, rows: list[int]) -> Ctx:
+        return Ctx(layout=TokenLayout.whole(len(rows), 1, device=self.model.device), ranks=self.model.ranks)
 
     def _last(self, one: Continuation) -> Tensor | None:
         """The hidden state (1, embed) at the last but one token, if it is there."""
@@ -149,7 +186,7 @@ class DraftAhead(Depths):
     def __init__(self, model: ModelModule, *, rows: int, longest: int, drafts: int) -> None:
         """`rows` and `longest` are those of the engine."""
         super().__init__(model, drafts)
-        cuts = None if model.ranks is None else model.ranks.cuts
+        cuts = model.ranks.cuts
         self.pool = Pool(
             model.part, rows, longest, dtype=model.dtype, device=model.device, layout="paged", drafts=True, sharded=cuts
         )
@@ -165,7 +202,7 @@ class DraftAhead(Depths):
             row.put(first, hidden)
         certain = min(self._certain(row), len(one.tokens) - 2, row.end)  # the last but one gives the first draft
         if certain - row.start > LATER:  # of a prompt
-            self._step([row], [certain], guess=False)
+            self._step([row], [certain])
             row.advance(certain)
 
     def fork(self, one: Continuation, other: Continuation) -> None:
@@ -177,9 +214,13 @@ class DraftAhead(Depths):
     def draft(self, ones: Sequence[Continuation], counts: Sequence[int]) -> list[list[int]]:
         rows = [self._row(one) for one in ones]
         # a continuation that got no place in the last step still has its drafts
-        known = [row for row in rows if row is not None and row.drafts[0] < len(row.owner.tokens) and self._reached(row)]
+        known = {
+            row.number: (row, count)
+            for row, count in zip(rows, counts, strict=True)
+            if row is not None and row.drafts[0] < len(row.owner.tokens) and self._reached(row)
+        }
         if known:
-            self._draft(known)
+            self._draft(*zip(*known.values(), strict=True))
         drafts = {row.owner: row.drafts[1] for row in rows if row is not None and row.drafts[0] == len(row.owner.tokens)}
         return [drafts.get(one, [])[:count] for one, count in zip(ones, counts, strict=True)]
 
@@ -187,17 +228,19 @@ class DraftAhead(Depths):
         self.pool.reset()
         self.rows.clear()
 
-    def _draft(self, rows: Sequence[Row]) -> None:
-        for row in rows:
-            self.pool.marks[row.number] = []
-            self.pool.mark(row.number)
-        guesses = self._step(rows, [len(row.owner.tokens) - 1 for row in rows], guess=True)
+    def _draft(self, rows: Sequence[Row], counts: Sequence[int]) -> None:
+        guesses = [list[int]() for _ in rows]
+        self._mark(rows)
+        last = self._step(rows, [len(row.owner.tokens) - 1 for row in rows], guesses)
+        if self.recurs:
+            self._mark(rows)
+        self._recur([row.owner for row in rows], counts, last, guesses, lambda some: self._ctx([rows[i] for i in some]))
         for row, guess in zip(rows, guesses, strict=True):
             row.drafts = (len(row.owner.tokens), guess)
             reached = self.pool.rollback(row.number, max(self._certain(row), row.start) - row.begin)
             row.advance(row.begin + reached)
         if replayed := [row for row in rows if row.start < self._certain(row)]:  # a recurrent state is back at its mark
-            self._step(replayed, [self._certain(row) for row in replayed], guess=False)
+            self._step(replayed, [self._certain(row) for row in replayed])
             for row in replayed:
                 row.advance(self._certain(row))
 
@@ -214,11 +257,19 @@ class DraftAhead(Depths):
         """The first position at which some depth reads a token that is not sampled yet."""
         return len(row.owner.tokens) - self.depths
 
-    def _step(self, rows: Sequence[Row], ends: Sequence[int], guess: bool) -> list[list[int]]:
-        """Let every depth read the positions of rows[i] from its start to ends[i]; return what each guesses from the last of
-        them, where asked to."""
+    def _mark(self, rows: Sequence[Row]) -> None:
+        """Let a recurrent state return to where it is."""
+        for row in rows:
+            self.pool.marks[row.number] = []
+            self.pool.mark(row.number)
+
+    def _ctx(self, rows: Sequence[Row], counts: Sequence[int] | None = None) -> Ctx:
+        """For counts[i] new positions of rows[i], by default one."""
+        step = self.pool.step([row.number for row in rows], [1] * len(rows) if counts is None else counts)
+        return Ctx(layout=step.layout, views=step.views, ranks=self.model.ranks)
+
+    def _step(self, rows: Sequence[Row], ends: Sequence[int], guesses: Sequence[list[int]] | None = None) -> Tensor:
+        """Let every depth read the positions of rows[i] from its start to ends[i]; see `_run`."""
         counts = [end - row.start for row, end in zip(rows, ends, strict=True)]
-        step = self.pool.step([row.number for row in rows], counts)
-        ctx = Ctx(layout=step.layout, views=step.views, ranks=self.model.ranks)
         states = [row.hidden[:n] for row, n in zip(rows, counts, strict=True)]
-        return self._run([row.owner for row in rows], [row.start for row in rows], states, ctx, guess)
+        return self._run([row.owner for row in rows], [row.start for row in rows], states, self._ctx(rows, counts), guesses)

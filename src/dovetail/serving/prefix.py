@@ -20,7 +20,7 @@ from hashlib import blake2b
 from itertools import count
 from typing import Any
 
-FEW = 64  # entries of the heap of leaves that may be skipped ones
+HEAP_SLACK = 64  # entries of the heap of leaves that may be skipped ones
 
 
 def root_key(salt: str, adapter: str | None) -> bytes:
@@ -140,7 +140,7 @@ class PrefixCache:
     def _leaf(self, node: Node) -> None:
         """Add a node without children to the heap; where most of its entries are skipped ones, they are left out."""
         heapq.heappush(self.leaves, (node.used, next(self.numbers), node))
-        if len(self.leaves) > 2 * len(self.nodes) + FEW:
+        if len(self.leaves) > 2 * len(self.nodes) + HEAP_SLACK:
             self.leaves = [(one.used, next(self.numbers), one) for one in self.nodes.values() if not one.children]
             heapq.heapify(self.leaves)
 

@@ -73,7 +73,7 @@ class Runner:
             pages=pages,
             source=source,
             cache=cache,
-            sharded=None if model.ranks is None else model.ranks.cuts,
+            sharded=model.ranks.cuts,
         )
         self.slots = paged_slots(self.pool)
         self.stateful = keeps_states(self.pool)

@@ -67,7 +67,7 @@ def _indices(
     """The frame without coordinates and pages."""
     sliced = slots.stride is not None and list(rows) == list(range(all_rows))
     if sliced and layout.start is not None:  # all rows are alike, as in most decode steps: no slot need be computed
-        count = layout.start + layout.n
+        count = layout.start + layout.order.shape[-1]
         if slots.positions(count) == range(count):
             keys = TokenLayout.whole(all_rows, count, layout.order.device)
             return Frame(None, None, (all_rows, slots.stride or 0, count), keys, False, layout.start)

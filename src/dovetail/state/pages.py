@@ -20,7 +20,7 @@ from dovetail.core.view import Edit, Entries, Scoring
 from dovetail.ops.attend import Stored
 
 TOKENS = 16384  # keys that are copied at once
-FEW = 8  # queries of a row that decodes, at most: its last token and drafts
+MOST_DECODE_QUERIES = 8  # queries of a row that decodes, at most: its last token and drafts
 
 
 @dc.dataclass(slots=True)
@@ -51,7 +51,7 @@ def flat_pieces(table: Tensor, lengths: Sequence[int], new: Sequence[int]) -> li
     while row < len(new):
         n, last = new[row], row + 1
         longest = lengths[row] + n
-        while n <= FEW and last < len(new) and new[last] == n:  # as many rows as fit with the longest of them
+        while n <= MOST_DECODE_QUERIES and last < len(new) and new[last] == n:  # as many rows as fit with the longest of them
             longest = max(longest, lengths[last] + n)
             if (last + 1 - row) * longest > TOKENS:
                 break

@@ -47,6 +47,8 @@ class Group:
 
     def entries(self, lengths: Sequence[int], new: Sequence[int]) -> tuple[list[int], list[int]]:
         """Token counts as entry counts: those there are, and those `new` tokens add."""
+        if self.block == 1:
+            return list(lengths), list(new)
         before = [length // self.block for length in lengths]
         return before, [(length + n) // self.block - b for length, n, b in zip(lengths, new, before, strict=True)]
 
@@ -169,6 +171,9 @@ class Pool:
                         stores.append(torch.zeros(group.slots.total + 1, *shape, dtype=stored, device=device))
                 stores += [] if evicts is None else bookkeeping(group.slots.total + 1, dtype, device)
                 group.stores.setdefault((scope.layer, branch), []).extend(stores)
+        # blocks last: their view is a part of the view of the layer's tokens
+        self.ordered = sorted(self.groups.values(), key=lambda group: group.per == "block")
+        self.growing = [group for group in self.ordered if group.per in ("token", "block")]
 
     def _slots(self, key: Any, capacity: int, layout: Layout, source: int, page: int, pages: int | None, slack: int) -> Slots:
         per, block, window, attended = key
@@ -203,24 +208,21 @@ class Pool:
             if self.coordinates is None:
                 raise StateError("the pool stores no coordinates (make it with `coords`, the number of them per token)")
             self.coordinates.check(new, positions)
-        lengths = [self.lengths[row] for row in rows]
+        lengths = list(map(self.lengths.__getitem__, rows))
         for row, length, n in zip(rows, lengths, new, strict=True):
             if n and 0 < length < self.ahead:
                 what = f"row {row} holds {length} tokens, and the first {self.ahead} of a row see each other"
                 raise StateError(f"{what} (roll it back to 0, and give it {self.ahead} or more in one step)")
-        # blocks last: their view is a part of the view of the layer's tokens
-        groups = sorted(self.groups.values(), key=lambda group: group.per == "block")
-        growing = [group for group in groups if group.per in ("token", "block")]
-        for group in growing:  # all groups, before any of them changes
+        for group in self.growing:  # all groups, before any of them changes
             group.check(rows, lengths, new)
-        for group in growing:
+        for group in self.growing:
             group.reserve(rows, lengths, new)
         layout = _layout(lengths, new, flat, self.device)
         if self.coordinates is not None:
             layout = layout.at(self.coordinates.of(rows, new, layout, positions))
             self.coordinates.append(rows, lengths, positions or [None] * len(rows))
         views: list[dict[str, Any]] = [{} for _ in range(self.layers)]
-        for group in groups:
+        for group in self.ordered:
             for (layer, branch), view in self._views(group, layout, rows, lengths, new, flat):
                 if group.per == "block":
                     views[layer][branch].blocks = view
@@ -235,27 +237,26 @@ class Pool:
 
     def _views(
         self, group: Group, layout: TokenLayout, rows: Sequence[int], lengths: Sequence[int], new: Sequence[int], flat: bool
-    ) -> Iterator[tuple[tuple[int, str], Any]]:
+    ) -> list[tuple[tuple[int, str], Any]]:
         """((layer, branch), view) of one group in this step."""
         if group.per == "sequence":
             index = None if list(rows) == list(range(self.rows)) else self._index(rows)
-            return ((place, SequenceView(stores, index)) for place, stores in group.stores.items())
+            return [(place, SequenceView(stores, index)) for place, stores in group.stores.items()]
         if group.per == "source":
             frame = self._read_frame(group, rows, [self.source_lengths[row] for row in rows], flat)
-            return ((place, SourceView(stores, frame)) for place, stores in group.stores.items())
+            return [(place, SourceView(stores, frame)) for place, stores in group.stores.items()]
         if group.per == "block":
             before, added = group.entries(lengths, new)
             frame = self._read_frame(group, rows, [b + a for b, a in zip(before, added, strict=True)], flat)
             index = self._index(rows)
-            return ((place, BlockView(stores, frame, group.slots, index)) for place, stores in group.stores.items())
+            return [(place, BlockView(stores, frame, group.slots, index)) for place, stores in group.stores.items()]
         if isinstance(group.slots, Kept):
             budget = group.slots.budget
-            return ((place, AttendedView(stores, budget, rows, lengths, new)) for place, stores in group.stores.items())
+            return [(place, AttendedView(stores, budget, rows, lengths, new)) for place, stores in group.stores.items()]
         frame, cache = make_frame(group.slots, layout, rows, lengths, new, self.rows, group.coords), self.cache
-        return (
-            (place, TokenView(stores, frame) if cache is None else QuantizedView(stores, frame, cache))
-            for place, stores in group.stores.items()
-        )
+        if cache is not None:
+            return [(place, QuantizedView(stores, frame, cache)) for place, stores in group.stores.items()]
+        return [(place, TokenView(stores, frame)) for place, stores in group.stores.items()]
 
     def _index(self, rows: Sequence[int]) -> Tensor:
         return torch.tensor(rows, dtype=torch.long, device=self.device)

@@ -14,10 +14,11 @@ A plain prompt with its completion needs no template; the completion ends with t
 from __future__ import annotations
 
 import dataclasses as dc
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,10 +48,11 @@ class Completion:
 
 @dc.dataclass(frozen=True)
 class Chat:
-    """Messages; the turns of the assistant from `first` on are answers."""
+    """Messages; the turns of the assistant from `first` on are answers. `tools` are those that the template renders."""
 
     messages: tuple[Message, ...]
     first: int = 0
+    tools: tuple[Mapping[str, Any], ...] = ()
 
     def answers(self) -> list[int]:
         """The numbers of the turns that are answers."""
@@ -115,7 +117,7 @@ class TurnEncoder:
 
     def prompts(self, prompts: Sequence[str | Chat]) -> list[list[int]]:
         """Return the ids of prompts, behind which the model generates: plain texts, or messages to answer."""
-        chats = [(one.messages, True) for one in prompts if isinstance(one, Chat)]
+        chats = [(one.messages, True, one.tools) for one in prompts if isinstance(one, Chat)]
         renders = iter(self._render(chats))
         return [
             self.tokenizer.prompt(next(renders), add_special=False) if isinstance(one, Chat) else self.tokenizer.prompt(one)
@@ -144,17 +146,27 @@ class TurnEncoder:
                 request
                 for one in chats
                 for i in one.answers()
-                for request in ((one.messages[:i], True), (one.messages[: i + 1], False))
+                for request in ((one.messages[:i], True, one.tools), (one.messages[: i + 1], False, one.tools))
             ]
         )
 
-    def _render(self, requests: Sequence[tuple[Sequence[Message], bool]]) -> list[str]:
+    def _render(self, requests: Sequence[tuple[Sequence[Message], bool, Sequence[Mapping[str, Any]]]]) -> list[str]:
+        """Render messages, with a generation prompt where the flag is true, and tools; those of equal tools together."""
         if not requests:
             return []
         if self.template is None:
             remedy = "put a chat_template.jinja beside the weights, or give --template plain or --template FILE"
             raise FileError(f"{self.origin}: has no chat template to render messages by; {remedy}")
-        texts = self.template.render_many(requests)
+        texts, by_tools = [""] * len(requests), dict[str, list[int]]()
+        for i, (_, _, tools) in enumerate(requests):
+            by_tools.setdefault(json.dumps(tools), []).append(i)
+        for alike in by_tools.values():
+            tools = list(requests[alike[0]][2]) or None
+            if tools and "tools" not in self.template.text:
+                raise FileError(f"{self.template.origin}: the chat template does not render tools; leave them out of the rows")
+            rendered = self.template.render_many([requests[i][:2] for i in alike], tools=tools)
+            for i, text in zip(alike, rendered, strict=True):
+                texts[i] = text
         self._check_special(texts)
         return texts
 

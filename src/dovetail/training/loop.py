@@ -148,13 +148,13 @@ class _Pace:
         if self.end is None:
             return plan
         if plan.is_measured(step, self.first):
-            plan = dc.replace(plan, minutes=None, steps=self.ranks.first_does(lambda: plan.measured(step, seconds)))
+            plan = dc.replace(plan, minutes=None, steps=self.ranks.on_first_rank(lambda: plan.measured(step, seconds)))
         elif plan.minutes is not None or step - self.last < self._interval(plan):
             return plan
         else:
             now, end = time.monotonic(), self.end
             per_step = (now - self.at) / (step - self.last)
-            steps = self.ranks.first_does(lambda: plan.shortened(step, end - now, per_step))
+            steps = self.ranks.on_first_rank(lambda: plan.shortened(step, end - now, per_step))
             plan = plan if steps is None else dc.replace(plan, steps=steps)
         self.last, self.at = step, time.monotonic()
         return plan

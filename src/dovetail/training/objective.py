@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, cast
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
+from dovetail.core.ctx import Ctx, Losses
+from dovetail.core.draws import Draws
 from dovetail.core.errors import SpecError, UsageError, names_or_nearest
 from dovetail.core.fold import over_vocab
 from dovetail.core.layout import TokenLayout
@@ -176,7 +177,7 @@ def perplexity(means: Mapping[str, float]) -> float:
 def context(batch: Batch, seed: int, training: bool) -> Ctx:
     """Return the Ctx of a batch."""
     # auxiliary losses (balance of experts) are part of training; held-out data is measured by the objective alone
-    return Ctx(layout=batch.layout, seed=seed if training else None, losses={} if training else None)
+    return Ctx(layout=batch.layout, draws=Draws(seed) if training else None, losses=Losses() if training else None)
 
 
 class Side(NamedTuple):

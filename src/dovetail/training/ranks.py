@@ -170,7 +170,7 @@ class Ranks:
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return bool(found)
 
-    def first_does(self, action: Callable[[], T]) -> T:
+    def on_first_rank(self, action: Callable[[], T]) -> T:
         """Do something on the first rank; its result, plain data, or its error is that of every rank."""
         if self.count == 1:
             return action()

@@ -34,14 +34,14 @@ def add_reference(source: Source, setup: Setup, log_probs: Callable[[ModelModule
     """Add `reference` to the rows of a source: the log-probs (batch, …) that the model gives them, or those stored."""
     assert source.table is not None, "a source of rows"
     path = None if setup.place is None else setup.place / REFERENCE_FILE
-    stored = setup.ranks.first_does(lambda: path is not None and path.is_file())
+    stored = setup.ranks.on_first_rank(lambda: path is not None and path.is_file())
     if path is not None and stored:
         values = _read(path, source.table.count)
     else:
         with setup.computing():
             values = _computed(source.table, setup.model, log_probs)
         if path is not None:
-            setup.ranks.first_does(lambda: _write(path, values))
+            setup.ranks.on_first_rank(lambda: _write(path, values))
     source.table.columns["reference"] = values
 
 

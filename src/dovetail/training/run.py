@@ -75,7 +75,7 @@ class Run:
         self.newest: Path | None = None  # the checkpoint that was restored or taken last
         self.losses: TextIO | None = None
         self.taken = time.monotonic()
-        self.lock = self.ranks.first_does(self._lock)
+        self.lock = self.ranks.on_first_rank(self._lock)
 
     def _lock(self) -> int:
         lock = os.open(self.place / RUN_FILE, os.O_RDONLY | os.O_CLOEXEC)
@@ -152,14 +152,14 @@ class Run:
             raise FileError(f"{self.place}: holds no checkpoint to write the model of")
         names = [name for name in BESIDE if (self.place / name).is_file()]
         beside = {name: (self.place / name).read_bytes() for name in names}
-        self.ranks.first_does(lambda: write_model(newest, spec, self.place, beside))
+        self.ranks.on_first_rank(lambda: write_model(newest, spec, self.place, beside))
 
     def write_adapter(self, kind: AdapterKind, base: Base) -> None:
         """Write the adapter of the checkpoint that this process restored or took last, on the first rank."""
         newest = self.newest
         if newest is None:
             raise FileError(f"{self.place}: holds no checkpoint to write the adapter of")
-        self.ranks.first_does(lambda: write_trained_adapter(newest, kind, base, self.place))
+        self.ranks.on_first_rank(lambda: write_trained_adapter(newest, kind, base, self.place))
 
     def _metrics(self, step: int) -> list[StepMetrics]:
         """The metrics of the first steps."""

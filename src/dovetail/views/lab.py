@@ -10,18 +10,29 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from dovetail.core.installation import examined
 from dovetail.core.units import flops, size
 from dovetail.disk.yaml import dump_yaml
 from dovetail.experiments.report import LabReport
-from dovetail.experiments.results import versions
+from dovetail.experiments.results import sources_digest, versions
 from dovetail.views.blocks import TextTable, View
 from dovetail.views.chart import CANVAS, Chart, Points, band_chart
 from dovetail.views.page import body
+from dovetail.views.scaling import scaling_charts, scaling_tables, scaling_view
 
 WIDTH, ROW = 600, 34  # units of the forest plot
 MARGIN = 1.25  # the axis reaches beyond the largest mean and the widest bounded interval
 COLUMNS = ("arm", "against", "verdict")
-COSTS = ("arm", "parameters", "FLOP per token", "decode state", "learning rate", "seconds per run", "equal initial weights")
+COSTS = (
+    "arm",
+    "parameters",
+    "FLOP per token",
+    "decode state",
+    "learning rate",
+    "ms per step",
+    "seconds per run",
+    "equal initial weights",
+)
 TRAINING = 3  # FLOPs of a training step, as times those of its forward pass
 
 
@@ -44,7 +55,18 @@ def lab_view(report: LabReport) -> list[View]:
     notes = [f"note: {note}" for note in report.notes]
     changes = [f"{name}: {line}" for name in report.verdicts for line in changes_of(report, name)]
     costs = TextTable(COSTS, list(cost_rows(report)), right=COSTS[1:])
-    return [TextTable(COLUMNS, verdicts), "", about, "", costs, "", *changes, *notes]
+    top: list[View] = [TextTable(COLUMNS, verdicts), "", about, ""] if report.verdicts else []
+    top += [*item_lines(report), ""] if report.over_items else []
+    laws = [view for one in report.scaling.values() for view in scaling_view(one)]
+    return [*top, costs, "", *laws, *changes, *notes]
+
+
+def item_lines(report: LabReport) -> list[str]:
+    """The interval of each arm over the items of a task."""
+    return [
+        f"{name}: these models differ by {at.mean:+.4f} ({at.low:+.4f} to {at.high:+.4f}) over {at.n} items like these"
+        for name, at in report.over_items.items()
+    ]
 
 
 def changes_of(report: LabReport, name: str) -> list[str]:
@@ -57,10 +79,11 @@ def changes_of(report: LabReport, name: str) -> list[str]:
 def cost_rows(report: LabReport) -> Iterator[tuple[str, ...]]:
     """Yield the costs of each arm by COSTS."""
     for name, arm in report.arms.items():
-        rate, seconds, share = (table.get(name) for table in (report.rates, report.seconds, report.equal_weights))
+        rate, seconds, step = (table.get(name) for table in (report.rates, report.seconds, report.step_seconds))
+        share = report.equal_weights.get(name)
         counted = f"{arm.costs.parameters:,}", flops(arm.costs.flops_per_token), size(arm.costs.decode_state)
-        measured = "default" if rate is None else f"{rate:g}", "–" if seconds is None else f"{seconds:.1f}"
-        yield name, *counted, *measured, "–" if share is None else f"{share:.1%}"
+        times = "–" if step is None else f"{1000 * step:.1f}", "–" if seconds is None else f"{seconds:.1f}"
+        yield name, *counted, "default" if rate is None else f"{rate:g}", *times, "–" if share is None else f"{share:.1%}"
 
 
 def lab_page(report: LabReport) -> str:
@@ -76,7 +99,8 @@ def lab_page(report: LabReport) -> str:
         design=dump_yaml(report.design),
         forest=(WIDTH, ROW * len(rows)),
         canvas=CANVAS,
-        charts=list(_charts(report)),
+        charts=[*_charts(report), *scaling_charts(report.scaling)],
+        scaling=[(one, [(table.columns, table.rows) for table in scaling_tables(one)]) for one in report.scaling.values()],
         costs=list(cost_rows(report)),
         cost_columns=COSTS,
         changes={name: changes_of(report, name) for name in report.verdicts},
@@ -91,6 +115,9 @@ def lab_page(report: LabReport) -> str:
             for row in report.runs
         ],
         versions=versions(),
+        item_lines=item_lines(report),
+        machine=examined("")["processor"]["name"],
+        sources=sources_digest(),
     )
 
 

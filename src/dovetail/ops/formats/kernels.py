@@ -2,10 +2,12 @@
 
     int8, a scale per channel     torch._weight_int8pack_mm                     codes (out, inp) as they are stored
     int8 with int8 activations    torch._int_mm                                 sums of integers, exact; any number of rows
-    int4, symmetric, in groups    torch.ops.aten._weight_int4pack_mm_for_cpu    codes repacked once per leaf
+    int4, in groups               torch.ops.aten._weight_int4pack_mm_for_cpu    codes repacked once per leaf
 
-Many rows are faster by decoding W and a dense product. |fast − exact| ≤ 4 · |reference in bfloat16 − exact| + 4 ulp of the
-largest output (tests/weights/test_kernels.py).
+The int4 kernel computes s · (code − 8) + b, so a zero point z is b = s · (8 − z). It reads s and b in bfloat16, of which b is
+rounded: at most |8 − z| · s / 512 per weight. Sizes that the kernels do not take are padded with zeros, W once and x per call.
+Many rows are faster by decoding W and a dense product. In float32 the kernels are slower than the dense product.
+|fast − exact| ≤ 4 · |reference in bfloat16 − exact| + 4 ulp of the largest output (law 26).
 
 Shapes: x (rows, inp) -> (rows, out).
 """
@@ -16,28 +18,38 @@ from collections.abc import Mapping
 from typing import TypeGuard
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.ops.formats.format import CODES, SCALE, Format
+from dovetail.ops.formats.format import CODES, SCALE, ZERO, Format
 from dovetail.ops.formats.kinds import Int4, Int8
 from dovetail.ops.implementation import reference
 
 ROWS = 16  # at most
 TILE = 32  # outputs and inputs are a multiple, as the kernels want
 INT4_GROUPS = (32, 64, 128, 256)
+CENTER = 8  # the int4 code that the kernel reads as 0
+
+Operands = tuple[Tensor, Tensor]
 
 
 def offers(format: Format, shape: tuple[int, ...], x: Tensor) -> bool:
     """Whether a kernel takes a leaf of this format and shape, and this x (…, inp) without a gradient."""
-    if reference() or x.device.type != "cpu" or len(shape) != 2 or torch.compiler.is_compiling() or not x.numel():
+    if reference() or not takes(format, shape, x.dtype, x.device) or not x.numel():
         return False
     if torch.is_grad_enabled() and x.requires_grad:
         return False
-    if _dynamic(format):
-        return x.dtype in (torch.bfloat16, torch.float32)
-    if x.dtype != torch.bfloat16 or x.numel() > ROWS * shape[-1]:
+    return _dynamic(format) or x.numel() <= ROWS * shape[-1]
+
+
+def takes(format: Format, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether there is a kernel for a leaf of this format and shape, whatever the number of rows."""
+    if device.type != "cpu" or len(shape) != 2:
         return False
-    return not any(size % TILE for size in shape) and _known(format)
+    if _dynamic(format):
+        return dtype in (torch.bfloat16, torch.float32)
+    known = format.group in INT4_GROUPS if isinstance(format, Int4) else isinstance(format, Int8) and format.group is None
+    return known and dtype == torch.bfloat16
 
 
 def _dynamic(format: Format) -> TypeGuard[Int8]:
@@ -45,31 +57,35 @@ def _dynamic(format: Format) -> TypeGuard[Int8]:
     return isinstance(format, Int8) and format.dynamic
 
 
-def _known(format: Format) -> bool:
-    if isinstance(format, Int4):
-        return not format.zero_point and format.group in INT4_GROUPS
-    return isinstance(format, Int8) and format.group is None
-
-
 @torch.inference_mode(False)  # a leaf keeps them
-def prepared(format: Format, tensors: Mapping[str, Tensor], inp: int) -> tuple[Tensor, Tensor]:
+@torch.no_grad()
+def prepared(format: Format, tensors: Mapping[str, Tensor], inp: int) -> Operands:
     """The operands of the kernel, from the tensors of a leaf."""
     if isinstance(format, Int8):
-        return tensors[CODES], tensors[SCALE][:, 0].contiguous()
+        codes, scale = tensors[CODES], tensors[SCALE][:, 0].contiguous()
+        return (codes, scale) if _dynamic(format) else (_padded(codes, -codes.shape[1] % TILE, -codes.shape[0] % TILE), scale)
     codes = format.codes(tensors, inp).int()
-    scale = tensors[SCALE].T.contiguous()  # (groups, out)
-    return torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1), torch.stack([scale, torch.zeros_like(scale)], -1)
+    scale, more = tensors[SCALE].T.float(), -codes.shape[0] % TILE  # (groups, out)
+    zero = tensors[ZERO].T.float() if ZERO in tensors else float(CENTER)
+    pairs = torch.stack([scale, scale * (CENTER - zero)], -1)
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(_padded(codes, 0, more), 1)
+    return packed, F.pad(pairs, (0, 0, 0, more)).bfloat16().contiguous()
 
 
-def product(format: Format, operands: tuple[Tensor, Tensor], x: Tensor) -> Tensor:
+def _padded(x: Tensor, right: int, below: int) -> Tensor:
+    """x with columns and rows of zeros; itself if there are none."""
+    return F.pad(x, (0, right, 0, below)) if right or below else x
+
+
+def product(format: Format, operands: Operands, x: Tensor, out: int) -> Tensor:
     """x Wᵀ for x (…, inp)."""
-    flat = x.flatten(0, -2)
+    flat, (codes, scale) = x.flatten(0, -2), operands
     if _dynamic(format):
-        codes, scale = format.input_codes(flat)
-        y = torch.ops.aten._int_mm(codes.to(torch.int8), operands[0].T).float() * scale * operands[1].float()
-        return y.to(x.dtype).view(*x.shape[:-1], -1)
-    if isinstance(format, Int4):
-        y = torch.ops.aten._weight_int4pack_mm_for_cpu(flat, operands[0], format.group, operands[1])
+        rounded, step = format.input_codes(flat)
+        y = (torch.ops.aten._int_mm(rounded.to(torch.int8), codes.T).float() * step * scale.float()).to(x.dtype)
+    elif isinstance(format, Int4):
+        y = torch.ops.aten._weight_int4pack_mm_for_cpu(flat.contiguous(), codes, format.group, scale)[:, :out]
     else:
-        y = torch.ops.aten._weight_int8pack_mm(flat, *operands)
-    return y.view(*x.shape[:-1], -1)
+        wide, rows = _padded(flat, codes.shape[1] - x.shape[-1], 0).contiguous(), codes.shape[0]
+        y = torch.ops.aten._weight_int8pack_mm(wide, codes, _padded(scale[None], rows - out, 0)[0])[:, :out]
+    return y.reshape(*x.shape[:-1], out)

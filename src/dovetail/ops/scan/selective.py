@@ -27,7 +27,7 @@ from dovetail.core.rows import SequenceRows
 from dovetail.ops.implementation import chunk, reference
 
 SLAB = 65536  # values of state that are advanced at once: enough to amortize a call, few enough to stay in cache
-FEW = 4  # with fewer runs side by side, the second pass costs more than it saves
+LEAST_RUNS = 4  # with fewer runs side by side, the second pass costs more than it saves
 
 
 def selective_scan(
@@ -69,7 +69,7 @@ def chunked(
     n = x.shape[1]
     run = min(chunk(), n)
     fit = SLAB // carry.numel()
-    piece = run * (min(run, fit) if fit >= FEW else 1)
+    piece = run * (min(run, fit) if fit >= LEAST_RUNS else 1)
     again = torch.is_grad_enabled() and piece < n
     # split, not slices: the gradient of a slice is as long as the whole sequence
     pieces = zip(*(t.split(piece, 1) for t in (x, dt, b, c)), strict=True)

@@ -83,8 +83,13 @@ class GluModule(Module, of=Glu):
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
         gate, up = together(x, self.joint, self.gate, self.up)
-        hidden = ctx.tap(self, "hidden", self.act(gate if self.factor == 1.0 else gate * self.factor) * up)
-        return ctx.tap(self, "out", self.down(ctx.dropout(hidden, self.part.dropout, self, axes=("ffn",))))
+        hidden = self.act(gate if self.factor == 1.0 else gate * self.factor) * up
+        if ctx.taps is None and ctx.draws is None:
+            return self.down(hidden)
+        hidden = ctx.tap(self, "hidden", hidden)
+        if ctx.draws is not None:
+            hidden = ctx.draws.dropout(ctx, hidden, self.part.dropout, self, axes=("ffn",))
+        return ctx.tap(self, "out", self.down(hidden))
 
 
 @register("mlp")
@@ -129,5 +134,7 @@ class MlpModule(Module, of=Mlp):
         self.act = self.part.act.function
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
-        hidden = ctx.dropout(ctx.tap(self, "hidden", self.act(self.up(x))), self.part.dropout, self, axes=("ffn",))
+        hidden = ctx.tap(self, "hidden", self.act(self.up(x)))
+        if ctx.draws is not None:
+            hidden = ctx.draws.dropout(ctx, hidden, self.part.dropout, self, axes=("ffn",))
         return ctx.tap(self, "out", self.down(hidden))

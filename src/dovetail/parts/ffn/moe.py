@@ -201,7 +201,7 @@ class BankModule(Module, of=Bank):
         else:
             hidden = self.act(hidden)
         y = by_token(self.down.grouped(hidden, rows), rows, k)
-        if ctx.listen is not None:
+        if ctx.taps is not None:
             y = ctx.tap(self, "experts", y.view(*chosen.shape, -1)).view(y.shape)
         return ctx.tap(self, "out", combine(y, weights.reshape(-1, k)).to(x.dtype).view(x.shape))
 

@@ -175,7 +175,9 @@ class TopKModule(RouterModule):
         part, dtype = self.part, at_least_fp32(x.dtype)
         x = x.to(dtype) if part.norm is None else self.norm(x.to(dtype), ctx)
         logits = self.out(x if part.input_scale == 1.0 else x * part.input_scale)
-        logits = ctx.tap(self, "logits", ctx.noise(logits, part.noise, self, axes=("experts",)))
+        if ctx.draws is not None:
+            logits = ctx.draws.noise(ctx, logits, part.noise, self, axes=("experts",))
+        logits = ctx.tap(self, "logits", logits)
         scores = self.scores(logits)
         chosen = ctx.tap(self, "chosen", self.choose(scores))
         weights = scores.gather(-1, chosen)
@@ -186,7 +188,7 @@ class TopKModule(RouterModule):
         if part.expert_scale:
             weights = weights * self.expert_scale.to(dtype)[chosen]
         self.count(logits, scores, chosen, ctx)
-        if part.capacity is not None and ctx.training:
+        if part.capacity is not None and ctx.draws is not None:
             weights = weights * self.within_capacity(chosen, part.capacity, ctx)
         return chosen, ctx.tap(self, "weights", weights)
 
@@ -207,7 +209,7 @@ class TopKModule(RouterModule):
     def count(self, logits: Tensor, scores: Tensor, chosen: Tensor, ctx: Ctx) -> None:
         """Add the router's losses and count the load of each expert; padding counts in neither."""
         part = self.part
-        counts_load = part.balance_bias and ctx.training
+        counts_load = part.balance_bias and ctx.draws is not None
         if not counts_load and (ctx.losses is None or not (part.balance_loss or part.z_loss)):
             return
         real = ctx.layout.real.to(scores.dtype)
@@ -217,7 +219,7 @@ class TopKModule(RouterModule):
             (self.probs(scores) * real[..., None]).flatten(0, -2).sum(0),
             (logits.logsumexp(-1).square() * real).sum()[None],
         ]
-        count, choices, probs, squares = ctx.batch_sum(torch.cat(sums)).split([1, self.experts, self.experts, 1])
+        count, choices, probs, squares = ctx.ranks.batch_sum(torch.cat(sums)).split([1, self.experts, self.experts, 1])
         tokens = count.clamp_min(1.0)
         if counts_load:
             with torch.no_grad():
@@ -235,7 +237,7 @@ class TopKModule(RouterModule):
         n, k = chosen.shape[-2:]
         counted = ctx.layout.real.reshape(-1, n, 1, 1).expand(-1, n, k, 1).long()  # integers: bfloat16 counts to 256
         one_hot = counted.new_zeros(*counted.shape[:3], self.experts).scatter(-1, chosen.reshape(-1, n, k, 1), counted)
-        before, total = ctx.batch_counts(one_hot.sum(1))  # (rows, k, experts), (k, experts)
+        before, total = ctx.ranks.batch_counts(one_hot.sum(1))  # (rows, k, experts), (k, experts)
         earlier = total.cumsum(0) - total  # choices of a lower index, by any token
         place = ((earlier + before[:, None] + one_hot.cumsum(1)) * one_hot).sum(-1)
         limit = torch.ceil(total[0].sum() * (capacity * k / self.experts))  # each token has one first choice

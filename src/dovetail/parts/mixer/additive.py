@@ -42,6 +42,7 @@ class TokenValued(SoftmaxMixer):
         "z": "pos head channel",
         "out": "pos channel",
     }
+    ACTS_ON = dict.fromkeys(("mask", "scale"), ("q", "k", "u"))
 
     source: ClassVar[str] = "embed"  # the axis of those tokens
     values: ClassVar[str] = "tokens"
@@ -56,9 +57,6 @@ class TokenValued(SoftmaxMixer):
 
     def weights(self, scope: Scope) -> list[Weight]:
         return [Weight(name="o.weight", out=("embed",), inp=("heads", self.source)), self.head_number()]
-
-    def acts_on(self, field: str) -> tuple[str, ...] | None:
-        return ("q", "k", "u") if field in ("mask", "scale") else None
 
     def state(self, scope: Scope) -> list[State]:
         return self.cached(scope, State(name="tokens", axes=(self.source,)))

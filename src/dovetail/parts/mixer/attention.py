@@ -14,11 +14,12 @@ Vaswani et al. 2017; Shazeer 2019 (MQA); Ainslie et al. 2023 (GQA); Dehghani et 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dovetail.core.cross_layer import UNREAD, Values
+from dovetail.core.cross_layer import DISCARDED, Values
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.group import CrossMixer, Earlier, EarlierModule, Mask, Norm, Position
@@ -75,6 +76,12 @@ class Attention(SoftmaxMixer):
         "gate": Mistake("output gate missing"),
         "sink": Mistake("sink missing"),
         "prefix": Mistake("prefix missing"),
+    }
+
+    ACTS_ON = {
+        **dict.fromkeys(SCORING, ("q", "k", "q_norm", "k_norm")),
+        "k_is_v": ("k", "v", "o"),
+        **dict.fromkeys(("gate", "v_norm"), ("v", "o")),
     }
 
     heads: int = bounded(8, above=0, widens=True)
@@ -181,13 +188,6 @@ class Attention(SoftmaxMixer):
         """The names of the tensors that a packed one replaces."""
         return tuple(f"{name}.{leaf}" for name in "qkv") if self.packed else ()
 
-    def acts_on(self, field: str) -> tuple[str, ...] | None:
-        if field in SCORING:
-            return ("q", "k", "q_norm", "k_norm")
-        if field == "k_is_v":
-            return ("k", "v", "o")
-        return ("v", "o") if field in ("gate", "v_norm") else None
-
     def state(self, scope: Scope) -> list[State]:
         owner = None if self.earlier is None or self.projects() else scope.in_layer(self.earlier.layer)
         return self.cached(scope, State(name="kv", axes=("kv_heads", "head"), copies=2, same_as=owner))
@@ -278,12 +278,13 @@ class AttentionModule(SoftmaxModule, of=Attention):
         self.scale = self.size**-0.5 if self.part.scale is None else self.part.scale
         self.softcap, self.dropout = self.part.softcap, self.part.dropout
         self.reads, self.projects = self.part.position.rotates_on_read(), self.part.projects()
+        self.leaves = self.part.projected()
 
-    def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE, values: Values = UNREAD) -> Tensor:
+    def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE, values: Values = DISCARDED) -> Tensor:
         q, k, v = self.project(x) if self.projects else (self.split(self.q(x)), values["k"], values["v"])
         layout, position, after = ctx.layout, self.position, self.part.qk_norm_after
         v = self.v_norm(v, ctx) if self.part.v_norm is not None else v
-        if not after:
+        if self.part.qk_norm is not None and not after:
             q, k = self.normed(q, "q_norm", ctx), self.normed(k, "k_norm", ctx)
         q = position.rotate(q, layout)
         k = position.on_write(k, layout) if self.projects else k
@@ -292,15 +293,18 @@ class AttentionModule(SoftmaxModule, of=Attention):
             k = k if self.reads else self.normed(k, "k_norm", ctx)
         if self.part.earlier is not None:
             k, v = self.earlier(k, v, values)
-        if self.projects:
-            k, v = ctx.tap(self, "k", k), ctx.tap(self, "v", v)
-        values.publish(k=k, v=v)
-        return self.read(x, ctx.tap(self, "q", q), view.append(layout, k, v), ctx)
+        if ctx.taps is not None:
+            k, v = (ctx.tap(self, "k", k), ctx.tap(self, "v", v)) if self.projects else (k, v)
+            q = ctx.tap(self, "q", q)
+        if values is not DISCARDED:
+            values.publish(k=k, v=v)
+        return self.read(x, q, view.append(layout, k, v), ctx)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (…, n, heads, head), k and v (…, n, kv_heads, head)."""
         if not self.part.packed:
-            q, k, *v = map(self.split, together(x, self.joint, *map(self.modules_named, self.part.projected())))
+            leaves: Any = self._modules
+            q, k, *v = map(self.split, together(x, self.joint, *map(leaves.__getitem__, self.leaves)))
             return q, k, v[0] if v else k
         groups = self.qkv(x).unflatten(-1, (-1, self.slots, self.size))
         return groups[..., :-2, :].flatten(-3, -2), groups[..., -2, :], groups[..., -1, :]
@@ -339,10 +343,12 @@ class AttentionModule(SoftmaxModule, of=Attention):
 
     def read(self, x: Tensor, q: Tensor, kv: KV, ctx: Ctx) -> Tensor:
         """Attend, gate, project back to the residual stream."""
-        kv = kv if ctx.listen is None else self.listened(kv, ctx)
+        if ctx.taps is None and ctx.draws is None:
+            z = kv.attend(ctx.layout, q, self.scoring(ctx)).flatten(-2)
+            return self.o(z * torch.sigmoid(self.gate(x)) if self.part.gate else z)
+        kv = kv if ctx.taps is None else self.listened(kv, ctx)
         z = ctx.tap(self, "z", kv.attend(ctx.layout, q, self.scoring(ctx), self.edit(ctx))).flatten(-2)
-        if self.part.gate:
-            z = z * torch.sigmoid(ctx.tap(self, "gate", self.gate(x)))
+        z = z * torch.sigmoid(ctx.tap(self, "gate", self.gate(x))) if self.part.gate else z
         return ctx.tap(self, "out", self.o(z))
 
 
@@ -381,7 +387,7 @@ class CrossAttention(CrossMixer, Attention):
 class CrossAttentionModule(AttentionModule, CrossModule, of=CrossAttention):
     """x (…, n, embed), encoder output (…, m, encoder) -> like x."""
 
-    def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE, values: Values = UNREAD) -> Tensor:
+    def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE, values: Values = DISCARDED) -> Tensor:
         q = ctx.tap(self, "q", self.normed(self.split(self.q(x)), "q_norm", ctx))
         return self.read(x, q, self.kv(x, ctx, view), ctx)
 

@@ -39,6 +39,7 @@ class LinearAttention(Recurrent):
         "y": "pos head channel",
         "out": "pos channel",
     }
+    ACTS_ON = {"feature": ("q", "k")}
 
     heads: int = bounded(8, above=0, widens=True)
     head: int | None = bounded(None, above=0)  # None: width / heads
@@ -61,9 +62,6 @@ class LinearAttention(Recurrent):
             *(Weight(name=f"{name}.bias", out=inner, init="zeros", role="bias") for name in "qkv" if self.bias),
             *([Weight(name="o.bias", out=embed, init="zeros", role="bias", tp="once")] if self.bias else []),
         ]
-
-    def acts_on(self, field: str) -> tuple[str, ...] | None:
-        return ("q", "k") if field == "feature" else None
 
     def state(self, scope: Scope) -> list[State]:
         state = State(name="state", axes=("heads", "features", "columns"), per="sequence", at_least_fp32=True)

@@ -149,7 +149,7 @@ class MambaModule(RecurrentModule, of=Mamba):
     def selected(self, x: Tensor, ctx: Ctx) -> list[Tensor]:
         """r, B and C (rows, n, rank or state) of x (rows, n, inner), each a sum over all channels."""
         projected = torch.cat([self.low(x), self.b(x), self.c(x)], -1)
-        each = list(ctx.all_reduce(projected, ("inner",)).split(self.sizes, -1))
+        each = list(ctx.ranks.all_reduce(projected, ("inner",)).split(self.sizes, -1))
         if self.part.norm is not None:
             each = [self.modules_named(f"{name}_norm")(y, ctx) for name, y in zip(SELECTED, each, strict=True)]
         return each

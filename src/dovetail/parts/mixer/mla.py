@@ -50,6 +50,7 @@ class MLA(SoftmaxMixer):
         "z": "pos head channel",
         "out": "pos channel",
     }
+    ACTS_ON = {"position": ("q", "turned"), **dict.fromkeys(("mask", "scale"), ("q", "k_up", "turned"))}
 
     heads: int = bounded(8, above=0, widens=True)
     kv_rank: int = bounded(512, above=0, widens=True)  # size of the latent
@@ -104,11 +105,6 @@ class MLA(SoftmaxMixer):
             Weight(name="o.weight", out=x, inp=("heads", "value")),
             self.head_number(),
         ]
-
-    def acts_on(self, field: str) -> tuple[str, ...] | None:
-        if field == "position":
-            return ("q", "turned")
-        return ("q", "k_up", "turned") if field in ("mask", "scale") else None
 
     def state(self, scope: Scope) -> list[State]:
         return self.cached(scope, State(name="latent", axes=("kv_rank",)), State(name="turned", axes=("rope",)))

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.cross_layer import UNREAD, Values
+from dovetail.core.cross_layer import DISCARDED, Values
 from dovetail.core.ctx import Ctx
 from dovetail.core.field import bounded
 from dovetail.core.linear import Linear
@@ -90,7 +90,7 @@ class NgramModule(Module, of=Ngram):
     v: Linear
     multiplier: Tensor
 
-    def forward(self, x: Tensor, ctx: Ctx, view: StateView = WHOLE_STATE, values: Values = UNREAD) -> Tensor:
+    def forward(self, x: Tensor, ctx: Ctx, view: StateView = WHOLE_STATE, values: Values = DISCARDED) -> Tensor:
         seq = sequence_rows(ctx.layout)
         x, carry = view.read(seq.spread(x))
         ids = seq.only_real(seq.spread(values["inputs"]) + 1)

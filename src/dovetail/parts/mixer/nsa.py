@@ -61,6 +61,7 @@ class NSA(SoftmaxMixer):
         "z": "pos head channel",
         "out": "pos channel",
     }
+    ACTS_ON = {"position": ("q", "k", "k_place", "k_in", "k_out")}
 
     heads: int = bounded(8, above=0, widens=True)
     kv_heads: int | None = bounded(2, above=0, widens=True)  # None: as many as heads
@@ -111,9 +112,6 @@ class NSA(SoftmaxMixer):
                 Weight(name=f"{name}_out", out=("head",), inp=("head",), role="conv", tp="replicate"),
             ]
         return [*declared, self.head_number()]
-
-    def acts_on(self, field: str) -> tuple[str, ...] | None:
-        return ("q", "k", "k_place", "k_in", "k_out") if field == "position" else None
 
     def state(self, scope: Scope) -> list[State]:
         if not scope.decodes:
@@ -213,7 +211,7 @@ class NSAModule(SoftmaxModule, of=NSA):
         if here == self.shared:
             return logs.logsumexp(-3)
         everywhere = logs.new_zeros(*logs.shape[:-4], self.part.heads, *logs.shape[-2:])
-        logs = ctx.all_reduce(everywhere.index_add(-3, self.head_number, logs.flatten(-4, -3)), ("heads",))
+        logs = ctx.ranks.all_reduce(everywhere.index_add(-3, self.head_number, logs.flatten(-4, -3)), ("heads",))
         return logs.unflatten(-3, (-1, self.shared)).logsumexp(-3).index_select(-3, self.head_number[::here] // self.shared)
 
     def pick(self, worth: Tensor, layout: TokenLayout, blocks: TokenLayout) -> Tensor:

@@ -23,7 +23,6 @@ from torch import Tensor
 from dovetail.core.field import bounded
 from dovetail.core.group import Position, PositionModule, Scaling
 from dovetail.core.layout import TokenLayout
-from dovetail.core.module import at_least_fp32
 from dovetail.core.part import Mistake, Problem, broken, register
 from dovetail.core.scope import Scope
 from dovetail.core.weight import Weight
@@ -169,7 +168,8 @@ class RopeModule(PositionModule, of=Rope):
         if self.turning < x.shape[-1]:
             x, still = x[..., : self.turning], x[..., self.turning :]
         a, b = x.chunk(2, -1) if self.halves else (x[..., 0::2], x[..., 1::2])
-        turned = x * cos + self.paired(b, a) * sin
+        other = torch.cat((b, a), -1) if self.halves else self.paired(b, a)
+        turned = x * cos + other * sin
         return turned if still is None else torch.cat([turned, still], -1)
 
     def paired(self, a: Tensor, b: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ class RopeModule(PositionModule, of=Rope):
 
     def angles(self, layout: TokenLayout, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin (…, n, 1, pairs), computed in float32 or wider."""
-        frequency = self.frequency.to(at_least_fp32(dtype))
+        frequency = self.frequency.to(angle_dtype(dtype))
         scaling = self.part.scaling
         if scaling is not None and scaling.varies:
             plain = self.unstretched.to(frequency)
@@ -192,6 +192,11 @@ class RopeModule(PositionModule, of=Rope):
         if scaling is not None:
             cos, sin = cos * scaling.amplitude(), sin * scaling.amplitude()
         return cos.to(dtype), sin.to(dtype)
+
+
+def angle_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of angles: float32 or wider."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def lengths(layout: TokenLayout) -> Tensor:

@@ -17,7 +17,7 @@ from typing import Any
 from dovetail.core.errors import SpecError
 from dovetail.core.group import Scaling
 from dovetail.core.module import Module
-from dovetail.core.part import KINDS, Part, field_types, join, walk_spec
+from dovetail.core.part import KINDS, Part, field_types, join, mistake_of, walk_spec
 from dovetail.core.scope import Scope
 from dovetail.core.softmax import SCORE_SCALE
 from dovetail.proof.compare.candidates import Candidate
@@ -35,7 +35,7 @@ def field_candidates(part: Part, skip: frozenset[str] = frozenset()) -> Iterator
             where, value = join(path, field.name), getattr(below, field.name)
             if where.split(".")[0] in skip:
                 continue
-            mistake = below.mistake(field.name, where)
+            mistake = mistake_of(below, field.name, where)
             for other in _other_values(value, hints[field.name], mistake.values):
                 try:
                     changed = part.replace(where, other)
@@ -112,7 +112,7 @@ def score_scales(part: Part, scope: Scope) -> Iterator[Candidate]:
     for path, below in walk_spec(part):
         for field in dc.fields(below):
             where = join(path, field.name)
-            if below.mistake(field.name, where) == SCORE_SCALE:
+            if mistake_of(below, field.name, where) == SCORE_SCALE:
                 for name, scale in scales.items():
                     yield Candidate(SCORE_SCALE.cause, where, f"{where}: {name}", part.replace(where, scale))
 

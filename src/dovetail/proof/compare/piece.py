@@ -17,7 +17,7 @@ from dovetail.core.ctx import Ctx, Listener
 from dovetail.core.fold import Declared, declared
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
-from dovetail.core.part import Part
+from dovetail.core.part import Part, mistake_of
 from dovetail.hf.resolved import differences
 from dovetail.model import NO_VIEWS, Block, Model, ModelModule
 from dovetail.proof.compare import candidates
@@ -199,7 +199,7 @@ def _toward(ours: Part, theirs: Part) -> Iterator[Candidate]:
         part = ours
         for name in owner.split(".") if owner else ():
             part = part.parts().get(name, part)
-        cause = part.mistake(field, where).cause
+        cause = mistake_of(part, field, where).cause
         description = f"{where}: {show(other)} instead of {show(mine)}, as its config says"
         yield Candidate(cause, where, description, ours.replace(where, other))
 
@@ -257,7 +257,7 @@ class EmbeddingPiece(OuterPiece):
         def stop(address: str, x: Tensor) -> None:
             raise Embedded(x)
 
-        ctx = Ctx(layout=self.search.layout(), types=self.search.prompt.types, listen=Listener({"embedded": stop}))
+        ctx = Ctx(layout=self.search.layout(), types=self.search.prompt.types, taps=Listener({"embedded": stop}))
         try:
             model(self.search.prompt.inputs, ctx)
         except Embedded as stopped:

@@ -62,7 +62,7 @@ def adapted(case: Case) -> None:
     if not leaves:
         raise NotApplicable("the spec has no linear leaf")
     plain = paths(case)
-    for fields in case.taking_turns(KINDS, len(KINDS)):
+    for fields in case.alternating(KINDS, len(KINDS)):
         kind = attaching.read_adapter({**fields, "targets": [path for path, _ in leaves]})
         _whole(case, kind, plain)
         _each(case, kind, plain)
@@ -168,7 +168,7 @@ def _backward(case: Case, model: ModelModule) -> None:
 
 def _each(case: Case, kind: AdapterKind, plain: dict[str, Tensor]) -> None:
     """Some leaves, each alone."""
-    leaves = case.taking_turns(adaptable(case.spec), EVERY)
+    leaves = case.alternating(adaptable(case.spec), EVERY)
     model = perturbed(case.spec, case.seed)
     pools = case.spec.head is not None and case.spec.head.pools()
     streams = _streams(case.of(model)) if pools else {}

@@ -79,7 +79,7 @@ class Case(LawCase):
         """Whether the repetition `name` runs, where one in `share` does; a function of the name and the spec."""
         return zlib.crc32(f"{name} {self.spec.key}".encode()) % self.share == 0
 
-    def taking_turns(self, items: Sequence[T], every: int) -> Sequence[T]:
+    def alternating(self, items: Sequence[T], every: int) -> Sequence[T]:
         """All items; where specs share the work (`share`), one in `every` of them, at least one, a function of the spec."""
         if self.share == 1:
             return items
@@ -141,8 +141,8 @@ class Case(LawCase):
             Ctx(
                 layout=source_layout or TokenLayout.whole(source.shape[0], source.shape[1], self.device),
                 patches=self.source_patches,
-                seed=more.get("seed"),
-                listen=more.get("listen"),
+                draws=more.get("draws"),
+                taps=more.get("taps"),
                 losses=more.get("losses"),
             ),
         )

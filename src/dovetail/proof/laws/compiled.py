@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dovetail.core.ctx import Ctx, Listener
+from dovetail.core.draws import Draws
 from dovetail.core.layout import TokenLayout
 from dovetail.model import BlockModule
 from dovetail.proof.laws.case import BATCH, Case, N, law
@@ -51,7 +52,7 @@ def compiled(case: Case) -> None:
     if case.spec.order() != "causal":
         return
     _follows_tokens(case)
-    for layout, prefill in case.taking_turns(GENERATIONS, len(GENERATIONS)):
+    for layout, prefill in case.alternating(GENERATIONS, len(GENERATIONS)):
         _generation(case, layout, prefill)
 
 
@@ -73,7 +74,7 @@ def _block(case: Case) -> None:
     assert isinstance(block, BlockModule)
     ctx, x = _block_input(case)
     sources = {"inputs": case.inputs, "embedded": x}
-    given = [] if block.passing is None else [sources[read.name] for _, read in block.passing.reads]
+    given = [] if block.io is None else [sources[read.name] for _, read in block.io.reads]
     want = tree_leaves(block(x, ctx, {}, *given))  # the residual stream, and values that later blocks read
     graphs: list[list[str]] = []
     for cut in (False, True):
@@ -83,9 +84,9 @@ def _block(case: Case) -> None:
         for own, other in zip(got, want, strict=True):
             case.same(own, other, "a compiled block and an eager one")
         graphs.append(kept.graphs)
-    training = dc.replace(_fresh(ctx), seed=5)
+    training = dc.replace(_fresh(ctx), draws=Draws(5))
     got = tree_leaves(torch.compile(block, backend="eager", fullgraph=True)(x, training, {}, *given))
-    for own, other in zip(got, tree_leaves(block(x, dc.replace(_fresh(ctx), seed=5), {}, *given)), strict=True):
+    for own, other in zip(got, tree_leaves(block(x, dc.replace(_fresh(ctx), draws=Draws(5)), {}, *given)), strict=True):
         case.same(own, other, "a compiled block and an eager one, in training")
     torch.compiler.reset()
     case.true(graphs[0] == graphs[1], "the graph without listeners is not the graph without taps")
@@ -162,7 +163,7 @@ def _block_input(case: Case) -> tuple[Ctx, Tensor]:
     with torch.no_grad():
         ctx = case.ctx()
         _, layout = case.model.embed(case.inputs, ctx)
-        case.run(listen=Listener({"layers.0.in": keep}))
+        case.run(taps=Listener({"layers.0.in": keep}))
     return dc.replace(ctx, layout=layout), inputs[0]
 
 

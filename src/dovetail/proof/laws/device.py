@@ -24,7 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dovetail.construction import build
-from dovetail.core.ctx import Ctx
+from dovetail.core.ctx import Ctx, Losses
+from dovetail.core.draws import Draws
 from dovetail.core.layout import TokenLayout
 from dovetail.proof.laws.case import BATCH, LENGTHS, Broken, Case, N, law
 from dovetail.proof.laws.sequence import LAYOUTS
@@ -74,7 +75,7 @@ def _here(frames: Iterable[traceback.FrameSummary]) -> str:
 )
 def device(case: Case) -> None:
     """Run everything on the meta device; in the suite, one in eight programs of each spec."""
-    for name, run in case.taking_turns(list(OnMeta(case).programs()), TURNS):
+    for name, run in case.alternating(list(OnMeta(case).programs()), TURNS):
         with DeviceWatch() as watch:
             try:
                 run()
@@ -115,7 +116,7 @@ class OnMeta(Case):
 
     def loss(self) -> None:
         """The loss in training, and the gradient of every parameter."""
-        loss = self.model.loss(self.inputs, self.labels, self.ctx(seed=1, losses={}))
+        loss = self.model.loss(self.inputs, self.labels, self.ctx(draws=Draws(1), losses=Losses()))
         torch.autograd.grad(loss, list(self.model.parameters()), allow_unused=True)
 
     @torch.no_grad()

@@ -3,8 +3,16 @@
     whole pass   hᵏ of every token at once, from the taps mtp.k.hidden
     drafting     the same hidden states in chunks and token by token, batched and flat, after a roll-back, on every layout
 
-Further: packed documents have the hidden states of each document alone, and the added loss of a depth is λ/K times the mean
-cross-entropy of its head's logits, with the labels shifted here again, by index.
+A depth that recurs (EAGLE) reads its own hidden states behind those of the model:
+
+    ĥₘ₋₁₊ⱼ = depth(h₀ … hₘ₋₂ ĥₘ₋₁ … ĥₘ₋₂₊ⱼ, E(t₁ … tₘ₋₁₊ⱼ)), its last position      each from a pass of its own, uncached
+
+and its hidden states from a cache, position by position, are these; so they are again after these positions were rolled back.
+The drafter of the server guesses the tokens that have the largest logits in such passes, at every depth, for rows of several
+lengths, twice, and again behind a token more.
+
+Further: packed documents have the hidden states of each document alone, and the added loss of a depth is 1/K times the sum of
+its declared terms, means over tokens with a label, which are written out here again, with the labels shifted by index.
 """
 
 from __future__ import annotations
@@ -18,16 +26,20 @@ import torch
 from torch import Tensor
 
 from dovetail.construction import generator
-from dovetail.core.ctx import Ctx, Listener
+from dovetail.core.ctx import Ctx, Listener, Losses
 from dovetail.core.layout import TokenLayout
 from dovetail.proof.laws.case import BATCH, DTYPE, Case, N, NotApplicable, law
 from dovetail.proof.laws.loss import IGNORED, cross_entropy
 from dovetail.proof.laws.sequence import LAYOUTS
-from dovetail.state.pool import Pool, Step
+from dovetail.serving.draft_ahead import own_drafter
+from dovetail.serving.request import Request
+from dovetail.serving.schedule import Continuation
+from dovetail.state.pool import Layout, Pool, Step
 
 CHUNKINGS = {"in chunks": [(5,) * 3, (1,) * 3, (8,) * 3], "ragged": [(7, 3, 12), (1, 9, 1), (1, 0, 2), (4, 1, 1)]}
 DOCUMENTS = ((9, 12), (1, 2, 11), (20,))
 WRONG = 2  # tokens that are drafted and rolled back
+KNOWN, RECURRED = (9, 2, 14), 3  # tokens of each row whose hidden states are known, and positions that a depth adds by itself
 
 
 @law(25, "drafted", "drafting from a cache equals multi-token prediction over a full forward pass, which has the declared loss")
@@ -45,6 +57,10 @@ def drafted(case: Case) -> None:
                 for lengths in chunking:
                     how = f"{kind}, {name}{', flat' if flat else ''}"
                     _step(case, pool, hidden, want, lengths, flat, how)
+    if any(depth.recurs for depth in case.spec.mtp):
+        for kind in LAYOUTS:
+            _recursion(case, hidden, kind)
+    _drafter(case, hidden)
     _packed(case)
     for documents in (((N,),) * BATCH, DOCUMENTS):
         _losses(case, documents)
@@ -54,7 +70,7 @@ def _whole(case: Case, tokens: Tensor, layout: TokenLayout, **more: Any) -> list
     """The hidden states (…, n − k, embed) of every depth."""
     found: dict[str, Tensor] = {}
     names = [f"mtp.{i}.hidden" for i in range(len(case.spec.mtp))]
-    ctx = case.ctx(layout=layout, listen=Listener(dict.fromkeys(names, found.__setitem__)), **more)
+    ctx = case.ctx(layout=layout, taps=Listener(dict.fromkeys(names, found.__setitem__)), **more)
     case.model.hidden(tokens, ctx)
     return [found[name] for name in names]
 
@@ -98,6 +114,78 @@ def _run(
     return logits, states
 
 
+def by_hand(case: Case, known: int, tokens: Tensor) -> Tensor:
+    """The hidden states of a depth that recurs, at positions known − 2 to len(tokens) − 2 of a row of tokens (n,): each from a
+    full forward pass over the hidden states of the model at the first `known` − 1 positions, and its own behind them."""
+    states = case.model.hidden(tokens[None, :known], _one_row(case, known))[0][:, : known - 1]
+    for n in range(known - 1, len(tokens)):
+        new = case.model.hidden_ahead(states, tokens[None, 1 : n + 1], _one_row(case, n))
+        states = torch.cat([states, new[:, -1:]], 1)
+    return states[0, known - 1 :]
+
+
+def _one_row(case: Case, n: int) -> Ctx:
+    return case.ctx(layout=TokenLayout.whole(1, n))
+
+
+def _recursion(case: Case, hidden: Tensor, kind: Layout) -> None:
+    """Read the known positions of each row, then some of the depth's own, roll these back, and read them again."""
+    pool = Pool(case.spec, BATCH, N + RECURRED, layout=kind, dtype=DTYPE, page=4, slack=RECURRED, drafts=True)
+    want = [by_hand(case, known, case.inputs[row, : known + RECURRED]) for row, known in enumerate(KNOWN)]
+    step = pool.step(range(BATCH), [known - 1 for known in KNOWN])
+    first = [hidden[row, : known - 1] for row, known in enumerate(KNOWN)]
+    _, states = _run(case, step, first, first, [case.inputs[row, 1:known] for row, known in enumerate(KNOWN)], 1, False)
+    for attempt in ("from a cache", "after a roll-back"):
+        for row in range(BATCH):
+            pool.mark(row)
+        last = [state[-1:] for state in states]
+        for j in range(RECURRED + 1):
+            for row, state in enumerate(last):
+                case.same(state[0], want[row][j], f"{kind}, {attempt}: hidden state {j} behind row {row}, and by hand")
+            if j < RECURRED:
+                tokens = [case.inputs[row, known + j : known + j + 1] for row, known in enumerate(KNOWN)]
+                _, last = _run(case, pool.step(range(BATCH), [1] * BATCH), last, last, tokens, 1, False)
+        for row, known in enumerate(KNOWN):
+            case.true(pool.rollback(row, known - 1) == known - 1, f"{kind}: row {row} does not return to its mark")
+
+
+def _drafter(case: Case, hidden: Tensor) -> None:
+    """Compare the drafts of the server's drafter with tokens of the largest logits in full forward passes."""
+    drafter = own_drafter(case.model, rows=BATCH, longest=N + 1, drafts=RECURRED + 1)
+    rows = [case.inputs[row, :known].tolist() for row, known in enumerate(KNOWN)]
+    ones = [
+        Continuation(Request(id=str(row), prompt=tuple(tokens[:2]), max_tokens=N), 0, (row, 0), tokens, 2, row=row)
+        for row, tokens in enumerate(rows)
+    ]
+    for row, one in enumerate(ones):
+        drafter.observe(one, 0, hidden[row, : len(one.tokens) - 1])
+    for again in ("", ", a token later"):
+        want = [_greedy(case, one.tokens, RECURRED + 1 - row) for row, one in enumerate(ones)]
+        got = drafter.draft(ones, [len(drafts) for drafts in want])
+        case.true(got == want, f"the drafter guesses {got}{again}; full forward passes give {want}")
+        for one, drafts in zip(ones, want, strict=True):
+            one.tokens.append((drafts[0] + 1) % case.spec.vocab)  # the draft was wrong: its hidden states are
+            states = case.model.hidden(torch.tensor([one.tokens]), _one_row(case, len(one.tokens)))[0][0]
+            drafter.observe(one, len(one.tokens) - 2, states[-2:])
+
+
+def _greedy(case: Case, tokens: Sequence[int], count: int) -> list[int]:
+    """Up to `count` tokens, each with the largest logit of a depth behind the tokens and those before it."""
+    known = len(tokens)
+    recurs, drafts = any(depth.recurs for depth in case.spec.mtp), list[int]()
+    hidden = before = case.model.hidden(torch.tensor([tokens[:-1]]), _one_row(case, known - 1))[0]
+    for k in range(1, (count if recurs else min(count, len(case.spec.mtp))) + 1):
+        ids = torch.tensor([*tokens, *drafts])
+        if recurs:
+            last, depth = by_hand(case, known, ids)[-1:], 1
+        else:
+            ctx, ahead = _one_row(case, known - 1), ids[None, k : k + known - 1]
+            before, depth = case.model.hidden_ahead(hidden, ahead, ctx, k, before), k
+            last = before[0, -1:]
+        drafts.append(int(case.model.logits_ahead(last[None], _one_row(case, 1), depth).argmax()))
+    return drafts
+
+
 def _packed(case: Case) -> None:
     """Compare documents packed in rows with each alone."""
     got = _whole(case, case.inputs, TokenLayout.packed(DOCUMENTS, N))
@@ -120,12 +208,35 @@ def _losses(case: Case, documents: Sequence[Sequence[int]]) -> None:
     ends = [[end for end, m in zip(accumulate(lengths), lengths, strict=True) for _ in range(m)] for lengths in documents]
     for name, given in (("labels", labels), ("tokens", None)):
         losses: dict[str, Tensor] = {}
-        states = _whole(case, case.inputs, layout, losses=losses, labels=given)
+        states = _whole(case, case.inputs, layout, losses=Losses(losses), labels=given)
+        of_model = case.model.hidden(case.inputs, case.ctx(layout=layout))[0]
+        model_logits = case.model.head(of_model, case.ctx(layout=layout))
         for k, hidden in enumerate(states, 1):
             logits = case.model.logits_ahead(hidden, Ctx(layout=TokenLayout.whole(BATCH, N - k)), k)
             last = k if given is not None else k + 1  # the token that is predicted, or the one before it, is in the document
             places = [(row, i) for row, end in enumerate(ends) for i in range(len(end)) if i + last < end[i]]
             targets = torch.stack([case.inputs[row, i + k + 1] if given is None else given[row, i + k] for row, i in places])
-            mean = cross_entropy(torch.stack([logits[place] for place in places]), targets)
-            share = case.spec.mtp[k - 1].weight / len(states)
-            case.same(losses[f"mtp.{k - 1}.loss"], share * mean, f"the loss of depth {k} over documents {documents}, {name}")
+            counted = [place for place, target in zip(places, targets, strict=True) if target != IGNORED]
+            got, own = (torch.stack([x[place] for place in counted]) for x in (hidden, logits))
+            later, probs = (torch.stack([x[row, i + k] for row, i in counted]) for x in (of_model, model_logits))
+            means = {
+                "labels": cross_entropy(own, targets[targets != IGNORED]),
+                "hidden": smooth_l1(got - later).mean(),
+                "probs": soft_cross_entropy(own, probs),
+            }
+            terms = case.spec.mtp[k - 1].loss_terms()
+            want = torch.stack([factor * means[name] for name, factor in terms.items()]).sum() / len(states)
+            case.same(losses[f"mtp.{k - 1}.loss"], want, f"the loss of depth {k} over documents {documents}, {name}")
+
+
+def smooth_l1(difference: Tensor) -> Tensor:
+    """d²/2 where |d| < 1, else |d| − 1/2."""
+    size = difference.abs()
+    return torch.where(size < 1, size * size / 2, size - 0.5)
+
+
+def soft_cross_entropy(logits: Tensor, of_model: Tensor) -> Tensor:
+    """The mean over tokens of log Σ_v e^(l_v) − Σ_v p_v l_v, where p are the probs of the model."""
+    exponentials = (of_model - of_model.amax(-1, keepdim=True)).exp()
+    probs, top = exponentials / exponentials.sum(-1, keepdim=True), logits.amax(-1, keepdim=True)
+    return ((logits - top).exp().sum(-1).log() + top[:, 0] - (probs * logits).sum(-1)).mean()

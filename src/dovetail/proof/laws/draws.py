@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dovetail.construction import initial_slice
 from dovetail.core.ctx import Ctx
+from dovetail.core.draws import Draws
 from dovetail.core.fold import Declared, declared
 from dovetail.core.layout import TokenLayout
 from dovetail.core.part import from_data
@@ -49,7 +50,7 @@ def mask(case: Case, branch: str, layer: int, layout: TokenLayout, seed: int = 1
     """(…, n, embed) 1 where the wire of a layer keeps a value of a branch, 0 where it drops it."""
     block = case.model.layers[layer]
     x = torch.ones(*layout.order.shape, case.spec.width)
-    return (Ctx(layout=layout, seed=seed).dropout(x, P, block, branch) > 0).double()
+    return (Draws(seed).dropout(Ctx(layout=layout), x, P, block, branch) > 0).double()
 
 
 def _masks(case: Case) -> None:
@@ -71,8 +72,8 @@ def _masks(case: Case) -> None:
 def _noise(case: Case) -> None:
     """Noise has the standard deviation that was asked for, and a mean of 0."""
     branch, layer = next(_sites(case))
-    ctx = Ctx(layout=TokenLayout.whole(4, N), seed=1)
-    noise = ctx.noise(torch.zeros(4, N, case.spec.width), STD, case.model.layers[layer], branch).double()
+    ctx = Ctx(layout=TokenLayout.whole(4, N))
+    noise = Draws(1).noise(ctx, torch.zeros(4, N, case.spec.width), STD, case.model.layers[layer], branch).double()
     n, std, mean = noise.numel(), noise.square().mean().sqrt().item(), noise.mean().item()
     case.true(abs(std / STD - 1) <= ERRORS / sqrt(2 * n), f"the standard deviation of noise is {std:.3f}, not {STD}")
     case.true(abs(mean) <= ERRORS * STD / sqrt(n), f"the mean of noise is {mean:.3f}, not 0")

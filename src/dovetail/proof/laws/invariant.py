@@ -40,7 +40,7 @@ def invariant(case: Case) -> None:
     backends = [backend.name for backend in attend.offering(needs)]
     plain, tiled = perturbed(case.spec, case.seed, DTYPE), perturbed(case.spec, case.seed, DTYPE)
     make_invariant(tiled)
-    for what, run in case.taking_turns(list(programs(case).items()), 2):
+    for what, run in case.alternating(list(programs(case).items()), 2):
         for name in backends if case.turn(f"ulp {what}") else ():
             gap = _ulps(run, plain, name)
             few = gap <= ULPS or gap <= ERRORS * _error(run, plain, perturbed(case.spec, case.seed, torch.float64), name)

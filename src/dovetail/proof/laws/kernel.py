@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dovetail.construction import build, generator
+from dovetail.core.ctx import Losses
 from dovetail.core.fold import declared, needs_of
 from dovetail.core.fused import join
 from dovetail.core.group import Mixer
@@ -34,13 +35,16 @@ def small_tiles(tile: int = 8, piece: int = 16, chunk: int = 4) -> Iterator[None
         attend_tiled.TILE, attend_tiled.PIECE, implementation.CHUNK = old
 
 
-def scalar(case: Case, layout: TokenLayout) -> Tensor:
-    """A scalar that depends on the output of every real token, and on the losses that parts add."""
-    ctx = case.ctx(layout=layout, losses={})
+def scalar(case: Case, layout: TokenLayout, ahead: bool = True) -> Tensor:
+    """A scalar that depends on the output of every real token, and on the losses that parts add; without those of multi-token
+    prediction where not `ahead`."""
+    losses = Losses()
+    ctx = case.ctx(layout=layout, losses=losses)
     out = case.stream(case.inputs, ctx)
     weight = torch.randn(out.shape, generator=generator(case.seed, "probe"), dtype=DTYPE)
     if out.dim() == layout.seg.dim() + 1 and out.shape[1] == layout.n:
         weight = weight * layout.real[..., None]
+    losses.by_path = {path: loss for path, loss in losses.by_path.items() if ahead or not path.startswith("mtp.")}
     return ctx.with_added((out.sin() * weight).sum())
 
 
@@ -115,9 +119,15 @@ def of_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 @law(12, "gradient", "directional derivatives agree with finite differences")
 def gradient(case: Case) -> None:
-    """Compare the derivative along one random direction through all parameters."""
+    """Compare the derivative along one random direction through all parameters. A depth that learns what the model computes
+    takes it as a constant, which differences along the model's parameters would move: its loss has a direction of its own."""
     layout = TokenLayout.packed([(9, 12), (14,), (5, 9, 4)], N) if case.tokens else TokenLayout.whole(BATCH, N)
-    compare_derivatives(case, dict(case.model.named_parameters()), lambda: scalar(case, layout), case.seed)
+    weights = dict(case.model.named_parameters())
+    constants = any(depth.loss_terms().keys() - {"labels"} for depth in case.spec.mtp)
+    compare_derivatives(case, weights, lambda: scalar(case, layout, ahead=not constants), case.seed)
+    if constants:
+        own = {path: weight for path, weight in weights.items() if path.startswith("mtp.")}
+        compare_derivatives(case, own, lambda: scalar(case, layout), case.seed)
 
 
 def compare_derivatives(case: LawCase, weights: Mapping[str, Tensor], scalar: Callable[[], Tensor], seed: int) -> None:
@@ -180,7 +190,7 @@ def loss_of(case: Case) -> Tensor:
     """The head's loss on random labels, plus the losses that parts add."""
     head = case.spec.head
     assert head is not None
-    ctx = case.ctx(losses={})
+    ctx = case.ctx(losses=Losses())
     x, ctx = case.model.hidden(case.inputs, ctx)
     shape = x.shape[:1] if head.pools() else x.shape[:2]
     labels = head.labels(case.scope, tuple(shape), generator(case.seed, "labels"))

@@ -17,6 +17,7 @@ tested as `excepts` "looking.<pattern>", with the reason.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 
 from dovetail.construction import generator
+from dovetail.core.ctx import Losses
 from dovetail.core.fold import taps
 from dovetail.core.group import Mixer
 from dovetail.core.layout import TokenLayout
@@ -41,6 +43,7 @@ from dovetail.proof.laws.sequence import CaseDecoder
 
 AT = (2, 11, 12, 14, 20)  # the patched positions: inside a chunk, at its end, in single steps
 CHUNKS = (5, 7, 1, 1, 1, 6)
+ROUNDING = 1e-11  # of a scale
 TEN = 10  # tokens before a patched state
 IN_ONE, IN_TWO = (TEN, 1, 3), (4, 6, 1, 3)
 SUM = 1e-4  # of the attributions' absolute sum
@@ -60,17 +63,17 @@ def looking(case: Case) -> str:
     addresses = [address for address in declared if address not in excepted]
     values = observed(case, {}, "*")[1]
     floats = [address for address in addresses if values[address].is_floating_point()]
-    _noise(case, addresses, values)
+    moving = _gradients(case, floats, values)
+    _noise(case, [address for address in addresses if address not in moving], values)
     ahead = case.spec.ahead() or 0
     alike = not any("chunked" in part.excepts(scope) for _, part, scope in walk(case.spec))  # cached and whole, unpatched
     if case.spec.order() != "both" and ahead <= IN_TWO[0] and alike:
         _cached(case, [address for address in floats if TOKENS & {*declared[address].split()}])
         _carried(case, [address for address in floats if is_state(address)])
     _residual(case, values)
-    _gradients(case, floats, values)
     _mixing(case, values)
     reasons = sorted(set(excepted.values()))
-    return f"{len(excepted)} of {len(declared)} taps excepted: {'; '.join(reasons)}" if excepted else ""
+    return f"{len(excepted)} of {len(declared)} taps excepted{': ' * bool(reasons)}{'; '.join(reasons)}"
 
 
 def exceptions_of(case: Case) -> dict[str, str]:
@@ -95,9 +98,9 @@ def observed(
     what was recorded."""
     tracer = Tracer(case.spec, Trace(*patterns), patch, grad)
     with torch.set_grad_enabled(grad):
-        ctx = case.ctx(listen=tracer, losses={} if case.spec.mtp and losses else None)
+        ctx = case.ctx(taps=tracer, losses=Losses() if case.spec.mtp and losses else None)
         out = case.model(case.inputs, ctx).flatten(1)
-    ahead = [x for path, x in getattr(ctx.losses, "by_path", {}).items() if path.startswith("mtp.")]
+    ahead = [x for path, x in ({} if ctx.losses is None else ctx.losses.by_path).items() if path.startswith("mtp.")]
     return torch.cat([out, *(x.expand(len(out), 1) for x in ahead)], 1), tracer.end()
 
 
@@ -108,14 +111,14 @@ def _outputs(case: Case, patch: Mapping[str, Replacement]) -> Tensor:
     if case.spec.head is None or not case.spec.head.pools():
         return out
     inside = {address: value for address, value in patch.items() if not address.startswith("head.")}
-    hidden = case.model.hidden(case.inputs, case.ctx(listen=Tracer(case.spec, None, inside)))[0]
+    hidden = case.model.hidden(case.inputs, case.ctx(taps=Tracer(case.spec, None, inside)))[0]
     return torch.cat([out, hidden.flatten(1)], 1)
 
 
 def _differ(got: Tensor, want: Tensor) -> Tensor:
     """(rows,) whether rows differ by more than rounding."""
     gap, scale = (got - want).flatten(1).abs().amax(1), want.flatten(1).abs().amax(1).clamp_min(1.0)
-    return gap > 1e-11 * scale
+    return gap > ROUNDING * scale
 
 
 @torch.no_grad()
@@ -166,7 +169,7 @@ def _cached_gap(case: Case, addresses: Iterable[str]) -> str:
     patch = {f"{address}[pos={'|'.join(map(str, AT))}]": noise(0.1, case.seed, relative=True) for address in addresses}
     whole, cached = Tracer(case.spec, None, patch), Tracer(case.spec, None, patch)
     ctx = case.ctx()
-    ctx.listen = whole
+    ctx.taps = whole
     want, got = case.stream(case.inputs, ctx), _decode(case, CHUNKS, cached)
     if whole.unused or cached.unused:
         return f"{min(whole.unused | cached.unused)} is never reached"
@@ -229,30 +232,33 @@ def _layout(case: Case) -> TokenLayout:
         return case.model.hidden(case.inputs, case.ctx())[1].layout
 
 
-def _gradients(case: Case, addresses: Sequence[str], values: Trace) -> None:
-    """Compare the gradient at each tap with finite differences in a row of its own; then integrate one."""
+def _gradients(case: Case, addresses: Sequence[str], values: Trace) -> set[str]:
+    """Compare the gradient at each tap with finite differences in a row of its own; then integrate one. Return the taps at
+    which a small change moved the output, which need no noise."""
     inner = [address for address in addresses if not address.startswith("mtp.")]
     whole = {a: x[:1] for a, x in values.items() if not x.is_floating_point() and not a.startswith("mtp.")}
     frozen: dict[str, Replacement] = {a: (lambda x, v=v: v.expand(x.shape)) for a, v in whole.items()}
-    wide = equal_rows(case, len(inner))
-    out, traced = observed(wide, frozen, *inner, grad=True, losses=False)
+    out, traced = observed(equal_rows(case, 1), frozen, *inner, grad=True, losses=False)
     weight = torch.randn(out.shape[1:], generator=generator(case.seed, "looking"), dtype=out.dtype)
     tensors = list(traced.values())
     grads = dict(zip(traced, torch.autograd.grad((out * weight).sum(), tensors, allow_unused=True), strict=True))
-    directions = {a: torch.randn(traced[a][:1].shape, generator=generator(case.seed, a), dtype=out.dtype) for a in inner}
-    slopes = torch.stack([_slope(grads[a], i, directions[a]) for i, a in enumerate(inner)])
-    gaps = torch.full_like(slopes, torch.inf)
+    directions = {a: torch.randn(traced[a].shape, generator=generator(case.seed, a), dtype=out.dtype) for a in inner}
+    slopes = {a: 0.0 if (g := grads[a]) is None else float((g * directions[a]).sum()) for a in inner}
+    gaps, moving, left = dict.fromkeys(inner, math.inf), set[str](), inner
     for smaller in (1.0, 1 / 32, 1 / 1024):  # perhaps a kink is within the step
-        steps = smaller * 1e-5 / slopes.abs().clamp_min(10.0)
-        found = _differences(wide, inner, frozen, directions, weight, steps)
-        gaps = torch.minimum(gaps, (found - slopes).abs() / slopes.abs().clamp_min(1.0))
-        if bool((gaps <= DERIVATIVE).all()):
+        steps = {a: smaller * 1e-5 / max(abs(slopes[a]), 10.0) for a in left}
+        found, moved = _differences(equal_rows(case, len(left)), frozen, directions, weight, steps)
+        gaps |= {a: min(gaps[a], abs(d - slopes[a]) / max(abs(slopes[a]), 1.0)) for a, d in found.items()}
+        moving |= moved
+        if not (left := [a for a in left if not gaps[a] <= DERIVATIVE]):
             break
-    for address, slope, gap in zip(inner, slopes.tolist(), gaps.tolist(), strict=True):
-        case.true(gap <= DERIVATIVE, f"{address}: the gradient gives {slope:.6g}; differences deviate by {gap:.1e} of it")
+    for address, gap in gaps.items():
+        what = f"{address}: the gradient gives {slopes[address]:.6g}; differences deviate by {gap:.1e} of it"
+        case.true(gap <= DERIVATIVE, what)
     of_decoder = [address for address in inner if not address.startswith("encoder.") and not is_state(address)]
     address = of_decoder[zlib.crc32(case.spec.key.encode()) % len(of_decoder)]
     _complete(case, address, values)
+    return moving
 
 
 @torch.no_grad()
@@ -260,7 +266,7 @@ def _mixing(case: Case, values: Trace) -> None:
     """Weigh the values of each recurrent mixer that is linear in them by its effective attention."""
     parts = {path: part for path, part, _ in walk(case.spec) if isinstance(part, Mixer) and part.recurrent and part.values}
     heard = Heard({address for address in values if address.rpartition(".")[0] in parts})
-    case.run(listen=heard)
+    case.run(taps=heard)
     for path, part in parts.items():
         v, y = values[f"{path}.{part.values}"], values[f"{path}.y"]
         v = v.reshape(*v.shape[:3], -1).transpose(1, 2)  # (rows, heads or channels, n, 1 or channel)
@@ -268,29 +274,26 @@ def _mixing(case: Case, values: Trace) -> None:
         case.same(got, y, f"{path}.y: effective attention times {part.values}, and y")
 
 
-def _slope(grad: Tensor | None, row: int, direction: Tensor) -> Tensor:
-    return torch.zeros((), dtype=DTYPE) if grad is None else (grad[row] * direction[0]).sum()
-
-
 @torch.no_grad()
 def _differences(
     wide: Case,
-    addresses: Sequence[str],
     frozen: Mapping[str, Replacement],
     directions: Mapping[str, Tensor],
     weight: Tensor,
-    steps: Tensor,
-) -> Tensor:
-    """(taps,) finite differences along a direction at each tap, each in its row."""
+    steps: Mapping[str, float],
+) -> tuple[dict[str, float], set[str]]:
+    """The finite difference along a direction at each tap of `steps`, each in its row, and the taps that moved the output."""
 
-    def moved(by: float) -> Tensor:
+    def at(by: float) -> Tensor:
         patch: dict[str, Replacement] = {
-            f"{a}[row={i}]": (lambda x, a=a, i=i: x + by * steps[i] * directions[a]) for i, a in enumerate(addresses)
+            f"{a}[row={i}]": (lambda x, a=a, h=by * h: x + h * directions[a]) for i, (a, h) in enumerate(steps.items())
         }
-        return (observed(wide, {**frozen, **patch}, losses=False)[0] * weight).sum(1)
+        return observed(wide, {**frozen, **patch}, losses=False)[0] * weight
 
-    coarse, fine = ((moved(k) - moved(-k)) / (2 * k * steps) for k in (2, 1))
-    return (4 * fine - coarse) / 3  # Richardson extrapolation
+    above, below = at(1), at(-1)
+    found = (above.sum(1) - below.sum(1)) / (2 * torch.tensor(list(steps.values()), dtype=DTYPE))
+    differ = _differ(above, below).tolist()
+    return dict(zip(steps, found.tolist(), strict=True)), {a for a, d in zip(steps, differ, strict=True) if d}
 
 
 def _complete(case: Case, address: str, values: Trace) -> None:
@@ -309,9 +312,9 @@ def _complete(case: Case, address: str, values: Trace) -> None:
         ends: list[Tensor] = []
         with torch.no_grad():
             for x in (value, baseline):
-                ctx.listen = Tracer(case.spec, None, {**own, address: x})
+                ctx.taps = Tracer(case.spec, None, {**own, address: x})
                 ends.append(metric(case.model(case.inputs, ctx)))
-        ctx.listen = None
+        ctx.taps = None
         parts = integrated_gradients(case.model, case.inputs, address, metric, baseline=baseline, steps=4, ctx=ctx, patch=own)
         total, difference, scale = parts.sum(), ends[0] - ends[1], parts.abs().sum().clamp_min(1e-9)
         if (total - difference).abs() <= SUM * scale:

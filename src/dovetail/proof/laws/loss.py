@@ -29,7 +29,8 @@ import torch
 from torch import Tensor
 
 from dovetail.construction import generator
-from dovetail.core.ctx import Ctx
+from dovetail.core.ctx import Ctx, Losses
+from dovetail.core.draws import Draws
 from dovetail.core.errors import SpecError
 from dovetail.core.group import Criterion
 from dovetail.core.layout import TokenLayout
@@ -79,14 +80,14 @@ def loss(case: Case) -> None:
     if not head.pools() and not labels.is_floating_point():
         labels[:, ::3] = IGNORED
         labels[0] = IGNORED  # a row without any label
-    case.run(losses=added, labels=labels)
+    case.run(losses=Losses(added), labels=labels)
     want = CRITERIA[head.criterion](outputs, labels) + sum(added.values(), torch.zeros(()))
-    got = case.model.loss(case.inputs, labels, case.ctx(losses={}))
+    got = case.model.loss(case.inputs, labels, case.ctx(losses=Losses()))
     case.same(got, want, f"model.loss and {head.criterion} of model() with {len(added)} added losses")
     bare = case.model.loss(case.inputs, labels, case.ctx())
     case.same(bare, CRITERIA[head.criterion](outputs, labels), "model.loss in evaluation, which adds no loss of a part")
     filled: dict[str, Tensor] = {}
-    case.model.loss(case.inputs, labels, case.ctx(losses=filled, seed=1))
+    case.model.loss(case.inputs, labels, case.ctx(losses=Losses(filled), draws=Draws(1)))
     case.true(set(filled) == set(added), f"in training the dict of losses has {sorted(filled)}, not {sorted(added)}")
 
 

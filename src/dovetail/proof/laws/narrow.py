@@ -129,10 +129,10 @@ class NarrowPair:
         dtype = model.dtype
         more: dict[str, Any] = {}
         if self.case.source is not None:
-            source = Ctx(layout=TokenLayout.whole(BATCH, self.n), patches=self.case.source_patches, listen=listener)
+            source = Ctx(layout=TokenLayout.whole(BATCH, self.n), patches=self.case.source_patches, taps=listener)
             more["encoder_output"], more["encoder_layout"] = model.encode(of_dtype(self.case.source, dtype), source)
         layout = TokenLayout.whole(BATCH, self.n, start=self.start)
-        model(of_dtype(self.case.inputs, dtype), Ctx(layout=layout, patches=self.case.patches, listen=listener, **more))
+        model(of_dtype(self.case.inputs, dtype), Ctx(layout=layout, patches=self.case.patches, taps=listener, **more))
 
     def compare_choices(self, case: Case) -> None:
         """The experts that a nearly tied router chooses for the same input: those of a float32 router. A float64 one orders
@@ -168,7 +168,7 @@ class NarrowPair:
                 ends = range(max(pool.ahead, 1), self.n + 1)
                 for begin, end in pairwise([0, *ends]):
                     step = pool.step(range(BATCH), [end - begin] * BATCH)
-                    ctx = Ctx(layout=step.layout, listen=Without(states, at))
+                    ctx = Ctx(layout=step.layout, taps=Without(states, at))
                     mixer(of_dtype(x[:, begin:end], dtype), ctx, step.views[layer][branch])
             stores = [store for group in pool.groups.values() for store in group.stores.get((layer, branch), ())]
             for i, store in enumerate(stores):

@@ -64,7 +64,7 @@ def positions(case: Case) -> None:
     layout = TokenLayout.whole(BATCH, N).at(coords)
     want = case.stream(case.inputs, case.ctx(layout=layout, source_layout=TokenLayout.padded(LENGTHS, N)))
     ways: list[tuple[Layout, bool]] = [(cache, flat) for cache in LAYOUTS for flat in (False, True)]
-    for cache, flat in case.taking_turns(ways, 3):
+    for cache, flat in case.alternating(ways, 3):
         _decode(case, coords, want, cache, flat)
     if case.spec.encoder is None:
         _joined(case, coords)

@@ -18,14 +18,18 @@ from torch import Tensor
 from dovetail.construction import generator
 from dovetail.core.linear import Linear, Rows
 from dovetail.model import ModelModule
+from dovetail.ops.attend import using
 from dovetail.ops.formats.format import CODES, Format, Grid
 from dovetail.ops.formats.kinds import FP8, NF4, Int4, Int8
 from dovetail.proof.laws.case import IDENTITY, Case, NotApplicable, law, perturbed
 from dovetail.proof.laws.replaced import paths
+from dovetail.weights.quantization.leaf import QuantizedLinear
 from dovetail.weights.quantization.recipe import candidates, leaf_at, put_leaf, quantized_leaves, tied_to
 
 COARSEST = 0.8  # · 2^(−bits / 2): the largest error of a normal matrix, relative to it, in root mean squares
 LARGEST = 12  # inputs per group: a few groups in the small matrices of a law
+PACKED = (Int8(), Int4(group=32), Int4(group=64, zero_point=True))  # formats with a fast kernel
+PACKED_ROWS, PACKED_OUT, PACKED_INP = (1, 3, 8, 64), 58, 192
 ROUNDING = 1e-6  # of a value in units of its scale: codes of fp8 are rounded from float32
 
 
@@ -108,6 +112,38 @@ def quantized(case: Case) -> None:
         for name, output in got.items():
             case.same(output, want[name], f"{name}: quantized leaves and the dense model of their decoded matrices")
     _gradients(case, model, dense)
+    if case.turn("packed"):
+        _packed(case)
+
+
+@torch.no_grad()
+def _packed(case: Case) -> None:
+    """The fast kernels, on sizes that they have to pad, against the reference, and after other codes were loaded."""
+    draw = generator(case.seed, "packed")
+    for format in PACKED:
+        leaf, other = (_random_leaf(format, draw) for _ in range(2))
+        x = torch.randn(max(PACKED_ROWS), leaf.in_features, generator=draw, dtype=torch.float64).bfloat16()
+        for rows in PACKED_ROWS:
+            _as_exact(case, leaf, x[:rows], f"{format}, {rows} rows")
+        leaf.load_state_dict(other.state_dict())
+        _as_exact(case, leaf, x[:1], f"{format}, after other codes were loaded")
+
+
+def _random_leaf(format: Format, draw: torch.Generator) -> QuantizedLinear:
+    w = torch.randn(PACKED_OUT, PACKED_INP, generator=draw, dtype=torch.float64).bfloat16()
+    w *= torch.linspace(0.5, 2, PACKED_INP).bfloat16()  # scales differ by group
+    leaf = Linear(w.shape)
+    leaf.weight = torch.nn.Parameter(w + 0.1)  # zero points differ from the center
+    return QuantizedLinear.of(leaf, format, format.encode(leaf.weight.detach()))
+
+
+def _as_exact(case: Case, leaf: QuantizedLinear, x: Tensor, what: str) -> None:
+    """|fast − exact| ≤ 4 · |reference − exact| + 4 ulp of the largest output (ops/formats/kernels.py)."""
+    exact = x.double() @ leaf.format.decode(leaf.stored(), leaf.in_features).double().T
+    with using("reference"):
+        slow = leaf(x).double()
+    bound = 4 * (slow - exact).abs().max() + 4 * torch.finfo(x.dtype).eps * exact.abs().max()
+    case.true(bool((leaf(x).double() - exact).abs().max() <= bound), f"{what}: the kernel is not as exact as the reference")
 
 
 def _nearest(case: Case, path: str, leaf: Linear, format: Format, tensors: dict[str, Tensor]) -> None:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dovetail.construction import generator
+from dovetail.core.ctx import Losses
 from dovetail.core.linear import Linear, Offer, Rows
 from dovetail.core.module import holder
 from dovetail.model import ModelModule
@@ -95,7 +96,7 @@ def with_sums(case: Case) -> ModelModule:
 def replaced(case: Case) -> None:
     """Compare leaves that never store the sum with stored sums, with exact matrices and without; in the suite, one of both."""
     want = paths(case.of(with_sums(case)))
-    for how, exact in case.taking_turns(list(EXACT.items()), len(EXACT)):
+    for how, exact in case.alternating(list(EXACT.items()), len(EXACT)):
         got = paths(case.of(with_leaves(case, exact)))
         for name, output in got.items():
             case.same(output, want[name], f"{name}: leaves {how} and stored sums")
@@ -107,7 +108,7 @@ def paths(case: Case) -> dict[str, Tensor]:
     head = case.spec.head
     if head is not None:
         labels = head.labels(case.scope, tuple(outputs["fast"].shape[:-1]), generator(case.seed, "labels"))
-        outputs["loss"] = case.model.loss(case.inputs, labels, case.ctx(losses={}))
+        outputs["loss"] = case.model.loss(case.inputs, labels, case.ctx(losses=Losses()))
     return outputs
 
 

@@ -153,7 +153,8 @@ def draw_model(draw: Draw, inner: bool = False) -> dict[str, Any]:
     data["dropout"] = draw.choose("model/dropout", sampled("model")["dropout"])
     if draw.family == "decoder":
         depth = draw_slot(draw, Mtp, "model", "mtp", True, "model")
-        data["mtp"] = [] if depth is None else [depth] * draw.rng.choice((1, 2))
+        count = draw.rng.choice((1, 2))
+        data["mtp"] = [] if depth is None else [depth] * (1 if from_data(depth, Mtp).recurs else count)
     cross = draw.family == "seq2seq" and not inner
     data["layers"] = [draw_block(draw.of_layer(i), cross) for i in range(LAYERS)]
     if draw.rng.random() < SHARED:

@@ -28,7 +28,7 @@ def causal(case: Case) -> None:
         stream.append(x.detach().requires_grad_())
         return stream[0]
 
-    ctx = case.ctx(listen=Listener({"embedded": listen}))
+    ctx = case.ctx(taps=Listener({"embedded": listen}))
     out = case.stream(case.inputs, ctx)
     for t in (0, 7, N - 2):
         (grad,) = torch.autograd.grad(out[:, t].sin().sum(), stream, retain_graph=True)
@@ -100,7 +100,7 @@ class CaseDecoder:
             tokens = torch.zeros(len(rows), max(new), dtype=torch.long)
             for i, piece in enumerate(pieces):
                 tokens[i, : len(piece)] = piece
-        out = self.case.stream(tokens, Ctx(layout=step.layout, views=step.views, patches=self.case.patches, listen=self.listen))
+        out = self.case.stream(tokens, Ctx(layout=step.layout, views=step.views, patches=self.case.patches, taps=self.listen))
         return list(out.split(new)) if flat else rows_of(out, new)
 
 
@@ -123,7 +123,7 @@ def chunked(case: Case) -> None:
     ways: list[tuple[str, Layout, bool]] = [
         (name, layout, flat) for name in chunkings for flat in (False, True) for layout in LAYOUTS
     ]
-    for name, layout, flat in case.taking_turns(ways, 4):  # 4 and 3 layouts have no common factor: each spec meets them all
+    for name, layout, flat in case.alternating(ways, 4):  # 4 and 3 layouts have no common factor: each spec meets them all
         rows = [0, 1, 2] if name != "ragged" else [3, 1, 4]
         decoder = CaseDecoder(case, layout, rows=3 if name == "in even chunks" else 5)
         decoder.admit(rows)
@@ -174,7 +174,7 @@ def rollback(case: Case) -> None:
     decodes(case)
     want, tokens = whole(case), case.inputs
     wrong = case.inputs.flip(1)
-    for layout in case.taking_turns(LAYOUTS, 2):
+    for layout in case.alternating(LAYOUTS, 2):
         for least, extra in ((10, 2), (10, 9), (4, 13)):  # within the slack of a ring, beyond it, across its edge
             length = max(least, case.spec.ahead() or 0)
             decoder = CaseDecoder(case, layout)

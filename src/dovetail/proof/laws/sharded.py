@@ -29,7 +29,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from dovetail.construction import generator
-from dovetail.core.ctx import Ctx
+from dovetail.core.ctx import Ctx, Losses
+from dovetail.core.draws import Draws
 from dovetail.core.errors import SpecError
 from dovetail.core.group import Embed, Head, Mixer
 from dovetail.core.layout import TokenLayout
@@ -264,7 +265,7 @@ def _run(
     model: ModelModule,
     spec: Model,
     batch: Batch,
-    draws: int | None,
+    seed: int | None,
     projected: float = 1.0,
     losses_count: float = 1.0,
     group: dist.ProcessGroup | None = None,
@@ -274,7 +275,8 @@ def _run(
     model.zero_grad()
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     losses: dict[str, Tensor] = {}
-    ctx = _ctx(model, spec, batch, Ctx(layout=batch.layout, seed=draws, losses=losses), group, ring)
+    draws = None if seed is None else Draws(seed)
+    ctx = _ctx(model, spec, batch, Ctx(layout=batch.layout, draws=draws, losses=Losses(losses)), group, ring)
     out = model(batch.inputs, ctx)
     added = torch.stack(list(losses.values())).sum() if losses else 0.0
     (projected * (out * batch.weight).sum() + losses_count * added).backward()
@@ -283,7 +285,7 @@ def _run(
     output = (out * (batch.weight != 0)).detach()
     if batch.labels is not None and draws is None:
         model.zero_grad()
-        ctx = _ctx(model, spec, batch, Ctx(layout=batch.layout, losses={}), group, ring)
+        ctx = _ctx(model, spec, batch, Ctx(layout=batch.layout, losses=Losses()), group, ring)
         losses["of the model"] = model.loss(batch.inputs, batch.labels, ctx)
         (losses_count * losses["of the model"]).backward()
         gradients |= {f"{name} from the loss": g for name, g in _gradients(model).items()}

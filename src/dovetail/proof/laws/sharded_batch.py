@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from dovetail.construction import build, generator
-from dovetail.core.ctx import Ctx
+from dovetail.core.ctx import Ctx, Losses
+from dovetail.core.draws import Draws
 from dovetail.core.errors import SpecError
 from dovetail.core.layout import TokenLayout
 from dovetail.core.loss import IGNORED, LossSum
@@ -168,8 +169,9 @@ def _pieces(batch: Batch, seed: int | None) -> list[Piece]:
     pieces: list[Piece] = []
     for first in range(MICRO_BATCHES):
         rows = slice(first, None, MICRO_BATCHES)
-        losses = None if seed is None else dict[str, Tensor]()
-        ctx = Ctx(layout=batch.layout.some_rows(rows), seed=seed, losses=losses, patches=batch.patches)
+        ctx = Ctx(layout=batch.layout.some_rows(rows), patches=batch.patches)
+        if seed is not None:
+            ctx.draws, ctx.losses = Draws(seed), Losses()
         pieces.append(Piece(batch.inputs[rows], batch.labels[rows], ctx))
     return pieces
 

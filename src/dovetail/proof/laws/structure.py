@@ -20,7 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from dovetail.account import Account, mtp_flops
 from dovetail.construction import build
 from dovetail.core.check import check
-from dovetail.core.ctx import Ctx, Listener
+from dovetail.core.ctx import Ctx, Listener, Losses
+from dovetail.core.draws import Draws
 from dovetail.core.errors import DovetailError, StateError
 from dovetail.core.fold import attention_flops, declared, matmul_flops, parameters, state_values, states, taps
 from dovetail.core.group import Mask, PositionModule, Scaling
@@ -90,7 +91,7 @@ def _flops(case: Case) -> None:
     case.true(measured == want, f"{want} FLOPs declared, {measured} measured")
     if case.spec.mtp:
         with attend.using("reference"), FlopCounterMode(display=False) as both:
-            case.model.hidden(case.inputs, case.ctx(losses={}))
+            case.model.hidden(case.inputs, case.ctx(losses=Losses()))
         extra, want = both.get_total_flops() - counter.get_total_flops(), BATCH * mtp_flops(case.spec, tokens)[0]
         case.true(extra == want, f"{want} FLOPs of multi-token prediction declared, {extra} measured")
 
@@ -139,7 +140,7 @@ def tapped(case: Case) -> None:
 
     with attend.using("reference"):
         want = case.run()
-        got = case.run(listen=Listener({"*": listen}))
+        got = case.run(taps=Listener({"*": listen}))
     case.same(got, want, "patching every tap with itself")
     head = [] if case.spec.head is None else taps(case.spec)
     expected = {*(head or taps(case.spec))}
@@ -162,7 +163,7 @@ def _tapped_elsewhere(case: Case, want: dict[str, Tensor]) -> None:
     values: dict[str, Tensor] = {}
 
     listener = Unedited({"*": values.__setitem__})
-    case.run(listen=listener)
+    case.run(taps=listener)
     shared = [address for address in want if address in values and want[address].is_floating_point()]
     case.true(len(shared) > 0, "no tap fires with the chosen kernel")
     for address in shared:
@@ -171,7 +172,7 @@ def _tapped_elsewhere(case: Case, want: dict[str, Tensor]) -> None:
         values.clear()
         pool = Pool(case.spec, BATCH, N, dtype=DTYPE)
         step = pool.step(range(BATCH), [N] * BATCH)
-        case.stream(case.inputs, Ctx(layout=step.layout, views=step.views, patches=case.patches, listen=listener))
+        case.stream(case.inputs, Ctx(layout=step.layout, views=step.views, patches=case.patches, taps=listener))
         for address in ("embedded", *(f"layers.{i}.after_{b.steps()[-1][0]}" for i, b in enumerate(case.spec.layers))):
             case.true(address in values, f"{address} does not fire while decoding")
             case.same(values[address], want[address], f"{address} while decoding and in a full forward pass")
@@ -264,15 +265,15 @@ class SpecFingerprint:
         case = Case(spec, self.seed)
         yield masks_and_positions(case)
         yield {"outputs": case.run()}
-        yield {"outputs in training": case.run(seed=11)}
+        yield {"outputs in training": case.run(draws=Draws(11))}
         if spec.head is not None and spec.head.pools():  # the head may read one token per row only
-            yield {"residual stream in training": case.stream(case.inputs, case.ctx(seed=11))}
+            yield {"residual stream in training": case.stream(case.inputs, case.ctx(draws=Draws(11)))}
         yield {name: p.detach() for name, p in build(spec, dtype=DTYPE, seed=self.seed).named_parameters()}
         if spec.head is not None:
             yield {"loss": loss_of(case)}
-        for seed in (None, 11):
+        for draws in (None, Draws(11)):
             losses: dict[str, Tensor] = {}
-            case.model.hidden(case.inputs, case.ctx(losses=losses, seed=seed))
+            case.model.hidden(case.inputs, case.ctx(losses=Losses(losses), draws=draws))
             yield losses
         yield _decode_state(case)
 

@@ -54,7 +54,7 @@ from dovetail.proof.laws.record import Record
 OWN_NUMBER = "own_number"  # law 14: it tests kinds, not specs
 WORKERS = 2
 SHARE = 6  # one in so many fields of each spec is changed; over hundreds of specs each field is changed dozens of times
-TWICE = 2  # specs with each kind for laws that cover kinds
+SPECS_PER_KIND = 2  # specs with each kind for laws that cover kinds
 ENOUGH = 12  # cells after which a law with a declared exception must have failed once; in a few it may hold by chance
 
 
@@ -212,7 +212,7 @@ def run_suite(
             known.add(text)
             kinds = {part.kind for _, part in walk_spec(spec)}
             wanted: set[Covers] = {"pairs", covers}
-            if not quick and any(specs_with[kind] < TWICE for kind in kinds):
+            if not quick and any(specs_with[kind] < SPECS_PER_KIND for kind in kinds):
                 wanted.add("kinds")
             names = [law.name for law in LAWS.values() if law.covers in wanted and (not only or law.name in only)]
             if quick and only:  # a slow law that is named runs on the few specs, too

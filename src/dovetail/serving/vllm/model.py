@@ -33,6 +33,7 @@ from dovetail.core.fold import declared
 from dovetail.core.layout import TokenLayout
 from dovetail.core.module import tensor_at
 from dovetail.core.part import join
+from dovetail.core.ranks import Ranks
 from dovetail.hf.own_config import architecture, spec_of
 from dovetail.model import Model
 from dovetail.parallel.construction import allocate, local
@@ -99,7 +100,7 @@ class DovetailForCausalLM(nn.Module):
     def ctx(self, positions: Tensor) -> Ctx:
         """Return the ctx of tokens at positions (tokens,) on this rank, without caches."""
         layout = TokenLayout(None, positions, None, torch.zeros_like(positions), rows=1)
-        return Ctx(layout=layout, ranks=self.shard.ranks)
+        return Ctx(layout=layout, ranks=Ranks(self.shard.ranks))
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Return the logits (tokens, vocab) of hidden states (tokens, embed)."""

@@ -37,8 +37,8 @@ class Lent(NamedTuple):
 
     def drop(self, x: Tensor, p: float, axes: tuple[str, ...]) -> Tensor:
         """x (…, n, inp) with dropout; `axes` are the logical axes of its channels."""
-        ctx = self.ctx
-        if ctx.seed is None:
+        ctx, draws = self.ctx, self.ctx.draws
+        if draws is None:
             return x
         if axes == (ENCODER,) and ctx.encoder_layout is not None:
             ctx = dc.replace(ctx, layout=ctx.encoder_layout)
@@ -46,16 +46,16 @@ class Lent(NamedTuple):
             shapes = f"{tuple(x.shape[:-1])} are not one per token {tuple(ctx.layout.order.shape)}"
             remedy = "leave it out of the targets, or set dropout to 0"
             raise InputError(f"{self.path}: its inputs {shapes}, by which dropout is drawn; {remedy}")
-        return ctx.dropout(x, p, self, "dropout", axes)
+        return draws.dropout(ctx, x, p, self, "dropout", axes)
 
     def drop_rows(self, x: Tensor, p: float, axes: tuple[str, ...], rows: Rows, experts: tuple[str, ...], here: int) -> Tensor:
         """x (rows, inp) of a bank with `here` of its experts on this rank, with dropout."""
-        if self.ctx.seed is None:
+        if self.ctx.draws is None:
             return x
         tokens = self.ctx.layout.order.numel()
         token = rows.choice // (len(rows.choice) // tokens)
-        expert = rows.expert + self.ctx.first(self, experts, here)
-        return self.ctx.dropout_rows(x, p, self, "dropout", axes, token, expert)
+        expert = rows.expert + self.ctx.ranks.first(self, experts, here)
+        return self.ctx.draws.dropout_rows(self.ctx, x, p, self, "dropout", axes, token, expert)
 
 
 class Borrower(AdapterModule):

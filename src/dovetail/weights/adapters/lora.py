@@ -108,7 +108,7 @@ class LoraModule(Borrower):
 
     def lend(self, lent: Lent | None) -> None:
         super().lend(lent)
-        self._declare(self.training if lent is None else lent.ctx.training)
+        self._declare(self.training if lent is None else lent.ctx.draws is not None)
 
     def _declare(self, drawing: bool) -> None:
         """Declare what is exact: with a mask per token no one matrix computes what the leaf does."""

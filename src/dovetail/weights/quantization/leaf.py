@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from dovetail.core.errors import SpecError
 from dovetail.core.linear import Linear, Rows
 from dovetail.ops.formats import kernels
-from dovetail.ops.formats.format import Format
+from dovetail.ops.formats.format import CODES, Format
 
 
 class QuantizedLinear(Linear):
@@ -78,17 +78,26 @@ class QuantizedLinear(Linear):
 
     def product(self, x: Tensor) -> Tensor:
         """x Wᵀ, by a fast kernel where one offers itself."""
-        if kernels.offers(self.format, self.shape, x):
-            if self.operands is None:
-                self.operands = kernels.prepared(self.format, self.stored(), self.in_features)
-            return kernels.product(self.format, self.operands, x)
-        return Product.apply(x, self)  # type: ignore[no-any-return]
+        if not kernels.offers(self.format, self.shape, x):
+            return Product.apply(x, self)  # type: ignore[no-any-return]
+        if self.operands is None:
+            self.operands = kernels.prepared(self.format, self.stored(), self.in_features)
+        return kernels.product(self.format, self.operands, x, self.out_features)
+
+    def prepare(self) -> None:
+        tensors = self.stored()
+        if self.operands is None and kernels.takes(self.format, self.shape, self.dtype, tensors[CODES].device):
+            self.operands = kernels.prepared(self.format, tensors, self.in_features)
 
     def multiply_grouped(self, x: Tensor, rows: Rows) -> Tensor:
         if self.format.rounds_inputs:
             x = x + (self.format.inputs(x) - x).detach()
         y = rows.multiply(x, self.dense().to(x.dtype))
         return y if self.bias is None else y + self.bias.index_select(0, rows.expert)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.operands = None  # they are of the tensors that are written over
+        super()._load_from_state_dict(*args, **kwargs)
 
     def set_matrix(self, weight: Tensor, bias: Tensor | None) -> None:
         raise SpecError(

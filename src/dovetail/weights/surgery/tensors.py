@@ -2,7 +2,7 @@
 
 A tensor belongs to a **branch**: the child of a block or a model that holds it (`layers.0.mixer`). The parts from the branch
 down to the one that declares the tensor are its owners. A changed field of an owner reinterprets the tensor unless the owner
-declares, by `acts_on(field)`, that the field acts on other weights: a position acts on queries and keys, not on values.
+declares, by `ACTS_ON`, that the field acts on other weights: a position acts on queries and keys, not on values.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Tensor(NamedTuple):
         if path == owner.place or not _within(path, owner.place):
             return True
         field = path.removeprefix(f"{owner.place}.").partition(".")[0]
-        names = owner.part.acts_on(field)
+        names = owner.part.ACTS_ON.get(field)
         inside = self.path.removeprefix(f"{owner.path}.")
         above = inside.removesuffix(self.weight.name)
         own = {(above + name).partition(".")[0] for name in self.weight.packs or (self.weight.name,)}
