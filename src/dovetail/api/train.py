@@ -100,8 +100,7 @@ def train(
     follows from the spec and the data.
 
     The run ends after `tokens` (2e8 or "200M"), `steps`, `epochs` (of rows) or about as many `minutes` (5 by default); two runs
-    of equal steps and seed are bit-equal. `quiet` shows no progress; `note` is called with lines about text and spec. `beams`
-    are those of translation at evals.
+    of equal steps and seed are bit-equal. `quiet` shows no progress; `note` gets lines of text; `beams` is of translation.
 
     `out` is the directory to train in: spec, tokenizer, settings (a run file), metrics of each step, checkpoints every
     `checkpoint_minutes`, and at the end the weights and a plot of the losses. The same call again resumes a run that was
