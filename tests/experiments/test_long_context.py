@@ -87,7 +87,7 @@ def test_full_attention_finds_the_needle_and_a_window_does_within_its_reach() ->
 
 @pytest.mark.parametrize("beyond", [0, 1])
 def test_no_weights_see_a_needle_beyond_the_reach_of_their_windows(beyond: int) -> None:
-    """The reach is L(w − 1) + 1 tokens with the last itself: a value at its edge changes the logits, one farther does not."""
+    """The reach is L(w − 1) + 1 tokens with the last one itself: at its edge a value changes the logits, beyond it none."""
     spec = from_yaml(RELAY).set("layers.*.mixer.mask", ["causal", {"kind": "window", "size": WINDOW}])
     model, length = perturbed(spec), REACH + 8
     ids = torch.randint(1 + 2 * VALUES, spec.vocab, (1, length), generator=torch.Generator().manual_seed(0))

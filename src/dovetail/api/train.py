@@ -93,14 +93,14 @@ def train(
 
     A tokenizer of the spec's vocabulary size is trained on the text; the last 5 % of the tokens are held out. `data` are
     directories of `build_data`, `DIR` or `DIR=WEIGHT`; their tokenizer and held-out documents are used. `task` is a synthetic
-    task: `mqar`, or a mapping such as `{"kind": "mqar", "pairs": 8}`; every batch is new. `labels` is a file of
-    labeled texts (JSON Lines) or images (.npz), `tags` one of words with a tag each, `pairs` one of pairs of texts, `chats` one
-    of tuning rows (see `tune`); a tenth of their rows is held out. For tags a head that the initial weights do not have is
-    initialized anew. `objective` names one of `dovetail.training.task.OBJECTIVES`, or of `TUNING` for chats, which has settings
-    by name in `options`; by default it follows from the spec and the data.
+    task: `mqar`, or `{"kind": "mqar", "pairs": 8}`. `labels` is a file of labeled texts (JSON Lines) or images (.npz), `tags`
+    one of words with a tag each, `pairs` one of pairs of texts, `chats` one of tuning rows (see `tune`); a tenth of their rows
+    is held out. For tags a head that the initial weights do not have is initialized anew. `objective` names one of
+    `dovetail.training.task.OBJECTIVES`, or of `TUNING` for chats, which has settings by name in `options`; by default it
+    follows from the spec and the data.
 
     The run ends after `tokens` (2e8 or "200M"), `steps`, `epochs` (of rows) or about as many `minutes` (5 by default); two runs
-    of equal steps and seed are bit-equal. `quiet` shows no progress; `note` gets lines of text; `beams` are those of translation.
+    of equal steps and seed are bit-equal. `quiet` shows no progress; `note` gets lines of text; `beams` is of translation.
 
     `out` is the directory to train in: spec, tokenizer, settings (a run file), metrics of each step, checkpoints every
     `checkpoint_minutes`, and at the end the weights and a plot of the losses. The same call again resumes a run that was

@@ -12,8 +12,7 @@
     tune: {learning_rate: [3e-4, 1e-2], trials: 5}      equally spaced logarithms, on seeds of their own (`seeds: 1` of them)
     seeds: {at_least: 10, at_most: 30}
     metric: val_loss                                    or a task of lm-eval: {lm_eval: my_task, tasks: DIR} (outside_metric.py)
-                                                        probe_accuracy and used_length are of `probe`
-    probe: {tasks: [needle], lengths: [64, 128]}        fields of ContextDesign (long_context.py): what every run is probed by
+    probe: {tasks: [needle], lengths: [64, 128]}        of every run (long_context.py); metrics probe_accuracy, used_length
     smallest: 0.02                                      a difference below it does not matter
     sizes: [60k, 120k, 250k]                            every arm at every size, and a scaling law of each (ladder.py)
     level: 0.95                                         of all intervals together
@@ -40,25 +39,10 @@ from dovetail.experiments.outside_metric import OutsideMetric
 BASE = "base"
 MATCHES = {"params": "params", "flops": "flops", "decode_state": "kv"}  # name in lab.yaml -> budget of `match`
 PROBED = ("probe_accuracy", "used_length")  # of the probe of long context after a run
-LOWER = ("val_loss", "train_loss", "bits_per_byte")
 HIGHER = ("accuracy", "exact_match", *PROBED)
-METRICS = {**dict[str, bool].fromkeys(LOWER, False), **dict[str, bool].fromkeys(HIGHER, True)}  # whether higher is better
-KEYS = (
-    "base",
-    "arms",
-    "match",
-    "data",
-    "train",
-    "budget",
-    "tune",
-    "seeds",
-    "metric",
-    "probe",
-    "smallest",
-    "level",
-    "sizes",
-    "held_out",
-)
+METRICS = {name: name in HIGHER for name in ("val_loss", "train_loss", "bits_per_byte", *HIGHER)}  # whether higher is better
+KEYS = ("base", "arms", "match", "data", "train", "budget", "tune", "seeds", "metric", "probe", "smallest")
+KEYS += ("level", "sizes", "held_out")
 OURS = (
     "spec",
     "set",
@@ -285,8 +269,7 @@ class _DesignReader:
         if value is None:
             return None
         fields = {key: plain(field) for key, field in self.mapping(value, "probe", None).items()}
-        fields["tasks"] = [plain(task) for task in read_context(fields).tasks]
-        return fields
+        return {**fields, "tasks": [plain(task) for task in read_context(fields).tasks]}
 
     def tuning(self, value: Any) -> Tuning:
         """The learning rates to try."""
