@@ -10,8 +10,8 @@
 
 The principles, 1 that an answer insults nobody and 2 that it answers, are checked by a program, which no model sees: it
 measures. Then the reward is hacked: a judge whose pairs are of the first principle only, where the best answers were evasions,
-prefers evasions. The model learns them: its reward rises, and it keeps the principles less. Two figures detect it, one of them
-without knowing what is right: the answers no longer name what was asked for.
+prefers evasions. The model is tuned on its preferences for twice as many steps: the reward rises, and the answers are no longer
+right. It is detected without knowing what is right: by the reward of the other judge, which falls.
 Bai et al. 2022 (constitutional AI); Rafailov et al. 2023 (DPO); Gao et al. 2023 (overoptimization)
 
     python recipes/principles.py [--seeds 3] [--quick] [--judge http://localhost:8000/v1]
@@ -137,11 +137,6 @@ def quality(answers: Answers) -> float:
     return fmean(all(kept(*one)) for one in answers)
 
 
-def named(answers: Answers) -> float:
-    """The fraction of answers that name the thing that was asked for, right or wrong."""
-    return fmean(thing in answer.split() for thing, answer in answers)
-
-
 def wins(first: Answers, second: Answers) -> float:
     """How often the first answer keeps the principles and the second does not; half where both do or neither."""
     return 0.5 + fmean(all(kept(*a)) - all(kept(*b)) for a, b in zip(first, second, strict=True)) / 2
@@ -186,7 +181,7 @@ def experiment(setup: Setup, seed: int, fault: str | None, judge: str | None = N
                 for one, other, hit in zip(a, b, better, strict=True)
                 if one != other and one[1] and other[1]
             ]
-            return tune("revised", name, chosen, "dpo", setup.prefer_steps, 2e-4, beta=0.1), by
+            return tune("revised", name, chosen, "dpo", setup.prefer_steps * (1 + lopsided), 2e-4, beta=0.1), by
 
         best, fair = preferred("preferred", False)
         hacked, lopsided = preferred("hacked", True)
@@ -195,6 +190,7 @@ def experiment(setup: Setup, seed: int, fault: str | None, judge: str | None = N
     fresh = pairs(200, False, random.Random(10**6 + seed))
     sides = [scores(fair, [(row["prompt"].split()[3], row[side]) for row in fresh]) for side in ("chosen", "rejected")]
     right = {name: quality(answers) for name, answers in tested.items()}
+    other = {name: float(scores(fair, answers).mean()) for name, answers in tested.items()}
     gained = {name: float(scores(lopsided, answers).mean()) for name, answers in tested.items()}
     figures: Figures = {
         "careless: keeps both principles": (right["careless"], None, 0.5),
@@ -206,8 +202,8 @@ def experiment(setup: Setup, seed: int, fault: str | None, judge: str | None = N
         "win rate of preferences against revisions": (wins(tested["preferences"], tested["revisions"]), 0.55, None),
         "hacked: reward gained by its judge": (gained["hacked"] - gained["revisions"], 0.5, None),
         "hacked: keeps both principles": (right["hacked"], None, 0.35),
-        "hacked: answers that name what was asked for": (named(tested["hacked"]), None, 0.4),
-        "preferences: answers that name what was asked for": (named(tested["preferences"]), 0.8, None),
+        "hacked: reward lost by the other judge": (other["revisions"] - other["hacked"], 0.5, None),
+        "preferences: reward lost by the other judge": (other["revisions"] - other["preferences"], None, 0.0),
     }
     bars = {name: [fmean(kept(*one)[i] for one in answers) for i in (0, 1)] for name, answers in tested.items()}
     i = next((i for i, text in enumerate(said) if text.startswith("it insults")), 0)
