@@ -176,7 +176,7 @@ def old_copy_stays(self: QuantizedLinear, *args: Any, **kwargs: Any) -> None:
 
 
 def group_twice_as_long(format: Format, operands: kernels.Operands, x: Tensor, out: int) -> Tensor:
-    """The kernel is told another group than the codes have."""
+    """The kernel gets another group than the codes have."""
     if isinstance(format, Int4):
         return _product(Int4(group=2 * format.group), (operands[0], operands[1][::2].contiguous()), x, out)
     return _product(format, operands, x, out)
