@@ -10,8 +10,8 @@
 
 The principles, 1 that an answer insults nobody and 2 that it answers, are checked by a program, which no model sees: it
 measures. Then the reward is hacked: a judge whose pairs are of the first principle only, where the best answers were evasions,
-prefers evasions. The model is tuned on its preferences for three times as many steps: the reward rises, and the answers are no
-longer right. It is detected without knowing what is right: by the reward of the other judge, which falls.
+prefers evasions. The model is tuned on the quarter of the careless answers that this judge likes best: the reward rises, and
+its answers are no longer right. It is detected without knowing what is right: by the reward of the other judge, which falls.
 Bai et al. 2022 (constitutional AI); Rafailov et al. 2023 (DPO); Gao et al. 2023 (overoptimization)
 
     python recipes/principles.py [--seeds 3] [--quick] [--judge http://localhost:8000/v1]
@@ -166,25 +166,27 @@ def experiment(setup: Setup, seed: int, fault: str | None, judge: str | None = N
         rows = [{"prompt": QUESTION.format(thing), "completion": text} for thing, text in taught if text]
         revised = tune("careless", "revised", rows, "sft", setup.revise_steps, 2e-3)
 
-        def preferred(name: str, lopsided: bool) -> tuple[dt.Transformer, dt.Transformer]:
-            by = tune("random", f"judge-{name}", pairs(setup.rows, lopsided, draw), "reward", setup.judge_steps, 3e-3)
-            a = sampled(careless if lopsided else revised, setup.samples, seed + 1)  # many evasions are careless answers
-            b = sampled(revised, setup.samples, seed + 2)
-            better = asked(judge, a, b) if judge and not lopsided else (scores(by, a) > scores(by, b)).tolist()
-            better = [hit != (fault == "reversed") for hit in better]
-            chosen = [
-                {
-                    "prompt": QUESTION.format(one[0]),
-                    "chosen": (one if hit else other)[1],
-                    "rejected": (other if hit else one)[1],
-                }
-                for one, other, hit in zip(a, b, better, strict=True)
-                if one != other and one[1] and other[1]
-            ]
-            return tune("revised", name, chosen, "dpo", setup.prefer_steps * (1 + 2 * lopsided), 2e-4, beta=0.1), by
+        def judge_of(name: str, lopsided: bool) -> dt.Transformer:
+            return tune("random", name, pairs(setup.rows, lopsided, draw), "reward", setup.judge_steps, 3e-3)
 
-        best, fair = preferred("preferred", False)
-        hacked, lopsided = preferred("hacked", True)
+        fair = judge_of("judge", False)
+        a, b = (sampled(revised, setup.samples, seed + i) for i in (1, 2))
+        better = asked(judge, a, b) if judge else (scores(fair, a) > scores(fair, b)).tolist()
+        ranked = [
+            (one, other) if hit != (fault == "reversed") else (other, one) for one, other, hit in zip(a, b, better, strict=True)
+        ]
+        preferences = [
+            {"prompt": QUESTION.format(thing), "chosen": chosen, "rejected": rejected}
+            for (thing, chosen), (_, rejected) in ranked
+            if chosen != rejected and chosen and rejected
+        ]
+        best = tune("revised", "preferred", preferences, "dpo", setup.prefer_steps, 2e-4, beta=0.1)
+
+        lopsided = judge_of("lopsided", True)
+        pool = sampled(careless, setup.samples, seed + 3)  # many evasions are careless answers
+        liked = scores(lopsided, pool).argsort(descending=True)[: len(pool) // 4].tolist()
+        rows = [{"prompt": QUESTION.format(pool[i][0]), "completion": pool[i][1]} for i in liked]
+        hacked = tune("revised", "hacked", rows, "sft", setup.revise_steps, 2e-3)
     names = {"careless": careless, "revisions": revised, "preferences": best, "hacked": hacked}
     tested = {name: sampled(model, setup.samples, 10**6 + seed) for name, model in names.items()}
     fresh = pairs(200, False, random.Random(10**6 + seed))
