@@ -23,7 +23,8 @@ WIDTH, HEIGHT, GAP, STEP, TOP = 148, 40, 26, 62, 44  # of a node, and between no
 def parts() -> dict[str, dict[str, str]]:
     """Part -> {chapter: title}, in the order of the book."""
     index = (BOOK / "index.md").read_text(encoding="utf-8")
-    return {caption: {name: title for title, name in ENTRY.findall(body)} for caption, body in PART.findall(index)}
+    entries = {caption: {name: title for title, name in ENTRY.findall(body)} for caption, body in PART.findall(index)}
+    return {caption: chapters for caption, chapters in entries.items() if chapters}  # the last list has only a page outside
 
 
 def links() -> list[tuple[str, str]]:
