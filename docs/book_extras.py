@@ -40,7 +40,7 @@ def map_svg() -> str:
     columns = parts()
     places = {name: (x, y) for x, names in enumerate(columns.values()) for y, name in enumerate(names)}
     titles = {name: title for names in columns.values() for name, title in names.items()}
-    width = len(columns) * (WIDTH + GAP) - GAP + 2
+    width = len(columns) * (WIDTH + GAP) + 2  # with room for curves to the right of the last column
     height = TOP + max(map(len, columns.values())) * STEP
     out = [
         f'<div class="book-map"><svg viewBox="-1 0 {width} {height}" width="{width}" height="{height}" role="img" '
