@@ -10,8 +10,8 @@
 
 The principles, 1 that an answer insults nobody and 2 that it answers, are checked by a program, which no model sees: it
 measures. Then the reward is hacked: a judge whose pairs are of the first principle only, where the best answers were evasions,
-prefers evasions. The model is tuned on its preferences for twice as many steps: the reward rises, and the answers are no longer
-right. It is detected without knowing what is right: by the reward of the other judge, which falls.
+prefers evasions. The model is tuned on its preferences for three times as many steps: the reward rises, and the answers are no
+longer right. It is detected without knowing what is right: by the reward of the other judge, which falls.
 Bai et al. 2022 (constitutional AI); Rafailov et al. 2023 (DPO); Gao et al. 2023 (overoptimization)
 
     python recipes/principles.py [--seeds 3] [--quick] [--judge http://localhost:8000/v1]
@@ -181,7 +181,7 @@ def experiment(setup: Setup, seed: int, fault: str | None, judge: str | None = N
                 for one, other, hit in zip(a, b, better, strict=True)
                 if one != other and one[1] and other[1]
             ]
-            return tune("revised", name, chosen, "dpo", setup.prefer_steps * (1 + lopsided), 2e-4, beta=0.1), by
+            return tune("revised", name, chosen, "dpo", setup.prefer_steps * (1 + 2 * lopsided), 2e-4, beta=0.1), by
 
         best, fair = preferred("preferred", False)
         hacked, lopsided = preferred("hacked", True)

@@ -154,6 +154,7 @@ def test_the_error_of_a_run_ends_the_lab(monkeypatch: pytest.MonkeyPatch) -> Non
         run(design())
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_PROBLEM", "killed")
     state = run(design(smallest=0.2))

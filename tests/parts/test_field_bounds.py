@@ -24,6 +24,7 @@ from dovetail.core.field import DEFAULT, Bounds, number_type
 from dovetail.core.fold import declared
 from dovetail.core.group import Earlier
 from dovetail.core.part import KINDS, field_types, walk_spec
+from dovetail.data.tasks.task import SyntheticTask
 from dovetail.files.spec import from_yaml
 from dovetail.model import Block, Model
 from dovetail.proof.laws.case import Case
@@ -40,7 +41,7 @@ DEPTH = 1  # layers
 FIELDS = [
     (kind, name)
     for kind, cls in sorted(KINDS.items())
-    if cls.__module__.startswith("dovetail.") and not issubclass(cls, AdapterKind)  # tests/weights/test_attach.py
+    if cls.__module__.startswith("dovetail.") and not issubclass(cls, AdapterKind | SyntheticTask)  # no parts of a spec
     for name, hint in field_types(cls).items()
     if number_type(hint) is not None
 ]

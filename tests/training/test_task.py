@@ -82,7 +82,7 @@ def test_an_objective_that_does_not_fit_says_why(spec: str, name: str | None, me
 def test_an_unknown_objective_lists_those_that_there_are() -> None:
     with pytest.raises(UsageError, match=r"unknown objective 'span_coruption'; did you mean span_corruption\?"):
         objective_kind(from_yaml(CAUSAL), "text", "span_coruption")
-    with pytest.raises(UsageError, match="objectives: next_token, masked_tokens, span_corruption, denoising, classification"):
+    with pytest.raises(UsageError, match="objectives: next_token, masked_tokens, span_corruption, denoising, answers, classification"):
         objective_kind(from_yaml(CAUSAL), "text", "xyz")
 
 
