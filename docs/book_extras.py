@@ -23,7 +23,8 @@ WIDTH, HEIGHT, GAP, STEP, TOP = 148, 40, 26, 62, 44  # of a node, and between no
 def parts() -> dict[str, dict[str, str]]:
     """Part -> {chapter: title}, in the order of the book."""
     index = (BOOK / "index.md").read_text(encoding="utf-8")
-    return {caption: {name: title for title, name in ENTRY.findall(body)} for caption, body in PART.findall(index)}
+    entries = {caption: {name: title for title, name in ENTRY.findall(body)} for caption, body in PART.findall(index)}
+    return {caption: chapters for caption, chapters in entries.items() if chapters}  # the last list has only a page outside
 
 
 def links() -> list[tuple[str, str]]:
@@ -39,7 +40,7 @@ def map_svg() -> str:
     columns = parts()
     places = {name: (x, y) for x, names in enumerate(columns.values()) for y, name in enumerate(names)}
     titles = {name: title for names in columns.values() for name, title in names.items()}
-    width = len(columns) * (WIDTH + GAP) - GAP + 2
+    width = len(columns) * (WIDTH + GAP) + 2  # with room for curves to the right of the last column
     height = TOP + max(map(len, columns.values())) * STEP
     out = [
         f'<div class="book-map"><svg viewBox="-1 0 {width} {height}" width="{width}" height="{height}" role="img" '
