@@ -14,6 +14,7 @@ from typing import Any
 
 BOOK = Path(__file__).parent / "book"
 CODE = re.compile(r"^```(\w+)\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
+SKIPPED = re.compile(r"<!-- no run:[^>]*-->\s*\Z")  # before a block that takes long, or needs what is not there
 RUN = {"python": "", "bash": "%%bash\n"}  # language of a block -> first line of its cell
 PART = re.compile(r"```\{toctree\}\n:caption: (.*?)\n(.*?)```", re.DOTALL)
 ENTRY, LINK = re.compile(r"^(.*?) <(\w+)>$", re.MULTILINE), re.compile(r"\]\((\w+)\.md")
@@ -86,7 +87,7 @@ def _wrapped(title: str, most: int = 20) -> list[str]:
 
 
 def notebook(page: str) -> dict[str, Any]:
-    """A chapter as a notebook: Python and commands are cells to run, everything else is text."""
+    """A chapter as a notebook: Python and commands that the tests run are cells, everything else is text."""
     cells, end = list[dict[str, Any]](), 0
 
     def text(part: str) -> None:
@@ -94,7 +95,7 @@ def notebook(page: str) -> dict[str, Any]:
             cells.append({"cell_type": "markdown", "metadata": {}, "source": part.strip() + "\n"})
 
     for block in CODE.finditer(page):
-        if block[1] in RUN:
+        if block[1] in RUN and not SKIPPED.search(page, 0, block.start()):
             text(page[end : block.start()])
             source = RUN[block[1]] + block[2].rstrip("\n")
             cells.append({"cell_type": "code", "metadata": {}, "source": source, "outputs": [], "execution_count": None})
