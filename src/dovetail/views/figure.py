@@ -44,6 +44,10 @@ def write_figure(figure: Figure, path: str | Path) -> None:
     form = Path(path).suffix.lower().removeprefix(".") or "png"
     if form not in FORMATS:
         raise FileError(f"{path}: .{form} is not a format of pictures; formats: {', '.join(f'.{name}' for name in FORMATS)}")
-    with warnings.catch_warnings(), writing(path) as file:  # a character that the font lacks is drawn as a box
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(file, dpi=160, format=form)
+    from matplotlib import rc_context
+
+    # a figure has the same bytes whenever it is written
+    dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form)
+    with warnings.catch_warnings(), writing(path) as file, rc_context({"svg.hashsalt": "dovetail"}):
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # such a character is drawn as a box
+        figure.savefig(file, dpi=160, format=form, metadata=dated)
