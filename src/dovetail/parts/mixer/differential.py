@@ -7,6 +7,8 @@
 a and b (head,) are learned, one set per layer. Query heads share KV heads as in grouped-query attention.
 
 Shapes: x (…, n, embed)   q (…, n, heads, 2, head)   k, v (…, m, kv_heads, 2, head)   z (…, n, heads, 2·head).    Ye et al. 2024
+
+The tap `halves` (…, n, heads, 2, 2·head) is of both products with v, before their difference.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ class DifferentialAttention(SoftmaxMixer):
         "q": "pos head channel",
         "k": "pos kv_head channel",
         "v": "pos kv_head channel",
+        "halves": "pos head half channel",
         "z": "pos head channel",
         "out": "pos channel",
     }
@@ -137,10 +140,11 @@ class DifferentialAttentionModule(SoftmaxModule, of=DifferentialAttention):
         q, k, v = ctx.tap(self, "q", q), ctx.tap(self, "k", k), ctx.tap(self, "v", v)
         q, k, v = (y.unflatten(-2, (-1, 2)) for y in (q, k, v))
         kv, scoring = view.append(layout, k, v), self.scoring(ctx)
-        first, second = (half(kv, i).attend(layout, q[..., i, :], scoring) for i in range(2))
-        z = first - self.factor().to(x.dtype) * second
-        z = (1.0 - self.start) * F.rms_norm(z, (2 * self.size,), None, self.part.eps)
-        return self.project_out(z, ctx)
+        both = torch.stack([half(kv, i).attend(layout, q[..., i, :], scoring) for i in range(2)], -2)
+        wide = at_least_fp32(x.dtype)  # what is left of two values that are nearly equal is not rounded again
+        first, second = ctx.tap(self, "halves", both).to(wide).unbind(-2)
+        z = F.rms_norm(first - self.factor() * second, (2 * self.size,), None, self.part.eps)
+        return self.project_out(((1.0 - self.start) * z).to(x.dtype), ctx)
 
     def factor(self) -> Tensor:
         """λ."""
