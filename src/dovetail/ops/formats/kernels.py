@@ -63,7 +63,10 @@ def prepared(format: Format, tensors: Mapping[str, Tensor], inp: int) -> Operand
     """The operands of the kernel, from the tensors of a leaf."""
     if isinstance(format, Int8):
         codes, scale = tensors[CODES], tensors[SCALE][:, 0].contiguous()
-        return (codes, scale) if _dynamic(format) else (_padded(codes, -codes.shape[1] % TILE, -codes.shape[0] % TILE), scale)
+        if _dynamic(format):
+            return codes, scale
+        right, below = (-size % TILE for size in reversed(codes.shape))
+        return _padded(codes, right, below), F.pad(scale, (0, below))
     codes = format.codes(tensors, inp).int()
     scale, more = tensors[SCALE].T.float(), -codes.shape[0] % TILE  # (groups, out)
     zero = tensors[ZERO].T.float() if ZERO in tensors else float(CENTER)
@@ -86,6 +89,6 @@ def product(format: Format, operands: Operands, x: Tensor, out: int) -> Tensor:
     elif isinstance(format, Int4):
         y = torch.ops.aten._weight_int4pack_mm_for_cpu(flat.contiguous(), codes, format.group, scale)[:, :out]
     else:
-        wide, rows = _padded(flat, codes.shape[1] - x.shape[-1], 0).contiguous(), codes.shape[0]
-        y = torch.ops.aten._weight_int8pack_mm(wide, codes, _padded(scale[None], rows - out, 0)[0])[:, :out]
+        wide = _padded(flat, codes.shape[1] - x.shape[-1], 0).contiguous()
+        y = torch.ops.aten._weight_int8pack_mm(wide, codes, scale)[:, :out]
     return y.reshape(*x.shape[:-1], out)
