@@ -28,11 +28,11 @@ from dovetail import (
     TokenLayout,
     parts as _registered,  # noqa: F401
 )
-from dovetail.core.group import Mask
-from dovetail.core.part import from_data
-from dovetail.core.view import Scoring
+from dovetail.nn.groups import Mask
+from dovetail.nn.view import Scoring
 from dovetail.ops import attend_tiled
 from dovetail.ops.attend import attend, chosen, using
+from dovetail.spec.part import from_data
 
 LAYERS = 8
 WINDOW = ["causal", {"kind": "window", "size": 256}]

@@ -22,10 +22,10 @@ from measure import Goal, Row, agree, arguments, middle, progress, report, takin
 from torch import Tensor, nn
 
 from dovetail import Ctx, Model, Pool, TokenLayout, from_yaml
-from dovetail.construction import build
-from dovetail.core.draws import Draws
 from dovetail.decoding.steps import OPTIONS, Decoder, frozen
-from dovetail.model import ModelModule
+from dovetail.model.construction import build
+from dovetail.model.model import ModelModule
+from dovetail.nn.draws import Draws
 
 GOAL, TRAIN_GOAL = Goal(low=0.97), Goal(low=0.99)
 

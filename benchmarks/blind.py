@@ -48,7 +48,7 @@ from torch import Tensor, nn
 from verify import named, write_model
 
 import dovetail
-from dovetail.core.errors import DovetailError
+from dovetail.base.errors import DovetailError
 from dovetail.proof.compare.check import Verdict
 from dovetail.proof.compare.float64 import float32_islands_widened
 from dovetail.proof.compare.transformers_side import transformers

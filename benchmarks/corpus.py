@@ -24,7 +24,7 @@ from torch import Tensor
 import dovetail
 from dovetail.data.corpus import Corpus
 from dovetail.disk.atomic import write_atomically
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
 
 TEXTS = Path(__file__).parents[1] / ".peers/shakespeare"
 SPEC = """

@@ -24,9 +24,9 @@ from peer import PEERS_RUN, LlamaCpp, against_process, hugging_face, ready
 from torch import Tensor
 
 from dovetail import Pool
-from dovetail.construction import build
 from dovetail.decoding.steps import Decoder
-from dovetail.model import ModelModule
+from dovetail.model.construction import build
+from dovetail.model.model import ModelModule
 
 READ = 1 << 28  # float32 values that are read to measure the bandwidth: 1 GiB, more than a cache holds
 

@@ -21,10 +21,10 @@ from layout_jobs import SPECS, Trained, load_weights, save_weights, train_steps
 from measure import Goal, Row, arguments, middle, progress, report, taking_steps
 from torch.distributed.fsdp import fully_shard
 
-from dovetail.construction import build
-from dovetail.core.layout import TokenLayout
 from dovetail.data.corpus import Batch
 from dovetail.files.spec import from_yaml
+from dovetail.model.construction import build
+from dovetail.nn.layout import TokenLayout
 from dovetail.parallel.layout import Axes, Layout
 from dovetail.parallel.pair import Pair
 from dovetail.training.objective import next_token

@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 from seeded_bugs import COMMON
 from torch import Tensor
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.proof.compare.dump_check import verify_dump
 from dovetail.proof.compare.engines import engines, interpreter, recorded
 from dovetail.proof.compare.prompt import random_prompt

@@ -20,11 +20,11 @@ from faults_process import SPEC, Run, in_child, make_home, on_ranks, results
 from measure import Goal, Row
 from torch.distributed.tensor import DTensor
 
-from dovetail.core.errors import FileError
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import FileError
 from dovetail.data.corpus import Batch
 from dovetail.disk import replace, shape, tensors
 from dovetail.files.spec import from_yaml
+from dovetail.nn.layout import TokenLayout
 from dovetail.parallel.construction import local
 from dovetail.parallel.layout import Layout
 from dovetail.training import checkpoint, storage

@@ -18,7 +18,7 @@ import openai
 from measure import Goal, Row
 from served import SECONDS, Server, body, message, served, write_model
 
-from dovetail.core.limits import REQUEST_ITEMS
+from dovetail.base.limits import REQUEST_ITEMS
 
 NONE, ALL = Goal(high=0), Goal(low=1)
 RATE = 200  # requests per second of the flood: of a thousand at once, the last waits for the work on all others

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.data import blocks
 from dovetail.data.blocks import BLOCK
 from dovetail.data.corpora import ShardedTokens, Tokens, open_tokens

@@ -20,8 +20,8 @@ from measure import Goal, Row
 from served import SECONDS, WINDOWS, Server, body, served, write_model
 
 import dovetail as dt
-from dovetail.core.errors import FileError
-from dovetail.core.limits import TEMPLATE_SECONDS
+from dovetail.base.errors import FileError
+from dovetail.base.limits import TEMPLATE_SECONDS
 from dovetail.serving.engine import Engine
 from dovetail.serving.request import Request
 from dovetail.text.chat import ChatTemplate

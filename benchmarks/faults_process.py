@@ -37,7 +37,7 @@ import torch.distributed as dist
 import torch.distributed.fsdp
 
 from dovetail.cli import main as dovetail
-from dovetail.core.module import tensor_at
+from dovetail.nn.module import tensor_at
 from dovetail.parallel.construction import local
 from dovetail.training.checkpoint import Checkpoints
 from dovetail.training.step import Trainer

@@ -14,12 +14,12 @@ import torch
 from faults_process import SPEC, Run, in_child, make_home
 from measure import Goal, Row
 
-from dovetail.construction import build
-from dovetail.core.errors import Diverged
-from dovetail.core.layout import TokenLayout
-from dovetail.core.loss import IGNORED
+from dovetail.base.errors import Diverged
 from dovetail.data.corpus import Batch
 from dovetail.files.spec import from_yaml
+from dovetail.model.construction import build
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.loss import IGNORED
 from dovetail.training.objective import next_token
 from dovetail.training.plan import Plan
 from dovetail.training.step import Trainer

@@ -31,10 +31,10 @@ from peer import PEERS_RUN, Litgpt, Llama, LlamaCpp, against_process, hugging_fa
 from torch import Tensor
 
 from dovetail import Pool
-from dovetail.construction import build
 from dovetail.decoding.generation import generate_batch
 from dovetail.decoding.steps import Decoder
-from dovetail.model import ModelModule
+from dovetail.model.construction import build
+from dovetail.model.model import ModelModule
 
 DTYPES, BATCHES = {"f32": torch.float32, "bf16": torch.bfloat16}, (1, 8)
 DISTINCT = 3  # tokens, at least: models that repeat one token agree whatever they compute

@@ -27,9 +27,9 @@ from prose import python_text
 from rich.console import Console
 from rich.table import Table
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.layout import TokenLayout
 from dovetail.hf.load import load
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 
 MAX_DIFFERENCE = 1e-5  # of logits, between Dovetail and transformers
 SPEC_REFUSED = 3  # exit code

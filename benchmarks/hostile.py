@@ -37,9 +37,9 @@ from hostile_files import file_inputs, more_fixtures
 from hostile_inputs import BASE, CANARY, PRECIOUS, Input, every_input, fixtures
 from measure import Goal, Row, arguments, progress, report
 
+from dovetail.base.errors import FileError
 from dovetail.cli import main as dovetail
 from dovetail.cli.failure import INTERNAL
-from dovetail.core.errors import FileError
 
 SECONDS, BYTES = 10.0, 2**30  # limits of a run; beyond what the child was forked with
 HARD = 3 * 2**30  # bytes of address space that a child may add: protects the machine

@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from dovetail.base.value import alternatives
 from dovetail.cli import VERBS
 from dovetail.cli.command import command_of
-from dovetail.construction import build
-from dovetail.core.part import KINDS
-from dovetail.core.value import alternatives
 from dovetail.disk.yaml import dump_yaml
 from dovetail.files.model_dir import save
 from dovetail.files.spec import from_yaml, to_yaml
+from dovetail.model.construction import build
+from dovetail.spec.part import KINDS
 from dovetail.text.learn import learn
 
 CANARY = "CANARY"

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dovetail.core.layout import TokenLayout
 from dovetail.data.corpus import Batch
 from dovetail.data.loader import rows_of_rank
 from dovetail.files.spec import from_yaml
+from dovetail.nn.layout import TokenLayout
 from dovetail.parallel.construction import full
 from dovetail.parallel.layout import Axes, Layout
 from dovetail.training.checkpoint import Checkpoints

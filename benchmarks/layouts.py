@@ -15,14 +15,14 @@ from collections.abc import Iterator
 
 from measure import Goal, Row, arguments, progress, versions
 
-from dovetail.core.part import KINDS, walk_spec
 from dovetail.files.spec import to_yaml
-from dovetail.model import Model
+from dovetail.model.model import Model
 from dovetail.parallel.pair import Pair
 from dovetail.proof.laws.case import RELATION
 from dovetail.proof.laws.cover import all_factors, pins
 from dovetail.proof.laws.sample import BLOCK, attempt
 from dovetail.proof.laws.sharded import WAYS, Compared, compare_sharded
+from dovetail.spec.part import KINDS, walk_spec
 from dovetail.weights.adapters.kind import AdapterKind
 
 OTHER = "other part"

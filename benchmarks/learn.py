@@ -23,7 +23,7 @@ from learn_pictures import PICTURES
 from measure import Goal, Row, Spread, arguments, progress, report
 from trials import AT_HOME, BEYOND, MIXERS, POSITIONS, QUICK, REACHING, Size, Tick, lengths, reach, recall, wires
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 
 NEAR, FAR = 4, 64  # distances at which gradients are compared
 LAST = 30  # steps whose mean loss ends a run

@@ -28,12 +28,12 @@ from typing import Any
 import torch
 from measure import Goal, Row, agree, arguments, middle, progress, report
 
-from dovetail.construction import build
 from dovetail.files.model_dir import spec_and, write_directory
 from dovetail.files.spec import from_yaml
 from dovetail.hf.load import load
 from dovetail.hf.write import CONFIG_FILE, exported, model_pieces
-from dovetail.model import Model
+from dovetail.model.construction import build
+from dovetail.model.model import Model
 
 MEMORY = Goal(high=1.15)
 TIME = Goal(high=1.5)

@@ -16,15 +16,15 @@ import tempfile
 from pathlib import Path
 
 import torch
-from measure import Goal, Row, agree, arguments, middle, on_cpu_time, progress, report, taking_turns
+from measure import Goal, Row, agree, arguments, middle, on_cpu_time, progress, report, taking_steps, taking_turns
 from peer import PEERS_RUN, Process, against_process
 from safetensors.torch import save_file
 from torch import Tensor
 
 import dovetail as dt
-from dovetail.core.ctx import Ctx
-from dovetail.core.inputs import default_ctx
 from dovetail.hf.hf import export_tensors, to_hf
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.inputs import default_ctx
 
 PARTS = ("tap", "cache", "sweep", "stream")
 PEERS = ("transformer-lens", "nnsight")
@@ -42,7 +42,7 @@ class Shape:
     length: int = 256  # of a row, where nothing is patched
     positions: int = 64
     streamed: int = 1_000_000  # tokens, in all rounds
-    steps: int = 10  # forward passes per round
+    steps: int = 5  # forward passes per round
 
     def build(self) -> dt.Transformer:
         """The model."""
@@ -55,23 +55,23 @@ QUICK = Shape(width=32, layers=3, heads=4, vocab=62, batch=2, length=32, positio
 
 
 def tap(model: dt.Transformer, ids: Tensor, shape: Shape, rounds: int) -> list[Row]:
-    """The time without a listener ÷ that of the same model whose taps return their argument."""
-    plain = Ctx.tap
+    """The time without a listener ÷ that of the same model whose taps return their argument; one row of tokens per pass, in
+    which taps weigh more than in a batch."""
+    plain, one = Ctx.tap, ids[:1]
 
     @torch.no_grad()
-    def ours() -> None:
-        for _ in range(shape.steps):
-            model(ids)
+    def ours(_: int) -> None:
+        model(one)
 
-    def without() -> None:
+    def without(i: int) -> None:
         Ctx.tap = lambda self, module, name, x: x  # type: ignore[method-assign]
         try:
-            ours()
+            ours(i)
         finally:
             Ctx.tap = plain  # type: ignore[method-assign]
 
     with progress("no listener ÷ no taps", rounds + 1) as tick:
-        ratios = taking_turns(without, ours, rounds, tick)
+        ratios = taking_steps(without, ours, shape.steps * shape.batch, rounds, tick)
     value, spread = middle(ratios)
     return [Row("time, no listener ÷ taps that return their argument", value, Goal(high=1.01), spread)]
 
@@ -80,32 +80,30 @@ def cache(model: dt.Transformer, ids: Tensor, shape: Shape, rounds: int) -> list
     """The time of a forward pass that keeps all residual streams ÷ that of one without."""
 
     @torch.no_grad()
-    def plain() -> None:
-        for _ in range(shape.steps):
-            model(ids)
+    def plain(_: int) -> None:
+        model(ids)
 
-    def kept() -> None:
-        for _ in range(shape.steps):
-            dt.look.trace(model, ids, "layers.*.in")
+    def kept(_: int) -> None:
+        dt.look.trace(model, ids, "layers.*.in")
 
     with progress("all residuals ÷ plain", rounds + 1) as tick:
-        value, spread = middle(taking_turns(plain, kept, rounds, tick))
+        value, spread = middle(taking_steps(plain, kept, shape.steps, rounds, tick))
     return [Row("time, all residual streams cached ÷ plain", value, Goal(high=1.10), spread)]
 
 
 def sweep(model: dt.Transformer, shape: Shape, rounds: int, options: list[str], peers: tuple[str, ...]) -> list[Row]:
-    """The time of the patching sweep ÷ that of each peer."""
-    clean = torch.randint(shape.vocab, (1, shape.positions), generator=torch.Generator().manual_seed(1))
-    corrupt, a, b = clean.clone(), 3, 5
-    corrupt[:, shape.positions // 2] = (clean[:, shape.positions // 2] + 1) % shape.vocab
-    found: list[Tensor] = []
+    """The time of the patching sweep ÷ that of each peer, for texts that differ at the middle token and at the first."""
+    clean, (a, b) = torch.randint(shape.vocab, (1, shape.positions), generator=torch.Generator().manual_seed(1)), (3, 5)
+    corrupt = dict[str, Tensor]()
+    for where, at in (("the middle token", shape.positions // 2), ("the first token", 0)):
+        corrupt[where] = clean.clone()
+        corrupt[where][:, at] = (clean[:, at] + 1) % shape.vocab
+    rows, found = list[Row](), list[Tensor]()
 
-    def ours() -> None:
-        metric = dt.look.sweep(model, clean, corrupt, "layers.*.resid[pos]", lambda x: x[:, -1, a] - x[:, -1, b]).metric
+    def ours(where: str) -> None:
+        metric = dt.look.sweep(model, clean, corrupt[where], "layers.*.resid[pos]", lambda x: x[:, -1, a] - x[:, -1, b]).metric
         found[:] = [torch.tensor(list(metric.values())).view(shape.layers, shape.positions)]
 
-    ours()
-    rows = list[Row]()
     with tempfile.TemporaryDirectory() as place:
         config = to_hf(model.part, length=shape.positions).config
         (Path(place) / "config.json").write_text(json.dumps(dict(config)))
@@ -113,17 +111,20 @@ def sweep(model: dt.Transformer, shape: Shape, rounds: int, options: list[str], 
         save_file({key: tensor.float().contiguous() for key, tensor in tensors.items()}, f"{place}/model.safetensors")
         for name in peers:
             process = Process(name, "patching_worker.py", name, place, *options)
+            for where, text in corrupt.items():
+                ours(where)
 
-            def theirs(process: Process = process) -> float:
-                answer = process.ask(clean=clean.tolist(), corrupt=corrupt.tolist(), answers=[a, b])
-                agree(f"the sweep of {process.name}", found[0], torch.tensor(answer["metric"]), 1e-3)
-                return answer["seconds"]
+                def theirs(process: Process = process, text: Tensor = text) -> float:
+                    answer = process.ask(clean=clean.tolist(), corrupt=text.tolist(), answers=[a, b])
+                    agree(f"the sweep of {process.name}", found[0], torch.tensor(answer["metric"]), 1e-3)
+                    return answer["seconds"]
 
-            with progress(f"sweep ÷ {name}", rounds + 1) as tick:
-                value, spread = middle([1 / ratio for ratio in against_process(ours, theirs, rounds, tick)])
+                with progress(f"sweep ÷ {name}, texts that differ at {where}", rounds + 1) as tick:
+                    ratios = against_process(lambda where=where: ours(where), theirs, rounds, tick)
+                value, spread = middle([1 / ratio for ratio in ratios])
+                what = f"time, {shape.layers} layers × {shape.positions} positions patched, texts that differ at {where}"
+                rows.append(Row(f"{what} ÷ {name} {process.version}", value, Goal(high=0.5), spread))
             process.close()
-            what = f"time, {shape.layers} layers × {shape.positions} positions patched ÷ {name} {process.version}"
-            rows.append(Row(what, value, Goal(high=0.5), spread))
     return rows
 
 
@@ -135,14 +136,16 @@ def resident() -> float:
 
 
 def stream(model: dt.Transformer, shape: Shape, rounds: int) -> list[Row]:
-    """The speed of a stream to disk ÷ that of the forward passes, and the growth of memory over all rounds."""
+    """The speed of a stream to disk ÷ that of the forward passes, of which a quarter is run, and the growth of memory over all
+    rounds."""
     count = max(1, shape.streamed // (shape.batch * shape.length * (rounds + 1)))  # batches per round
     ids = torch.randint(shape.vocab, (count * shape.batch, shape.length), generator=torch.Generator().manual_seed(2))
+    some = -(-count // 4)
     address, used = f"layers.{shape.layers // 2}.in", list[float]()
 
     @torch.inference_mode()
     def plain() -> None:
-        for batch in ids.split(shape.batch):
+        for batch in ids.split(shape.batch)[:some]:
             model.hidden(batch, default_ctx(batch))
 
     def written() -> None:
@@ -150,7 +153,8 @@ def stream(model: dt.Transformer, shape: Shape, rounds: int) -> list[Row]:
             dt.look.stream(model, ids, address, out=place, batch=shape.batch, progress=lambda _: used.append(resident()))
 
     with progress("stream ÷ forward", rounds + 1) as tick:
-        value, spread = middle([1 / ratio for ratio in taking_turns(plain, written, rounds, tick)])
+        ratios = taking_turns(plain, written, rounds, tick)
+    value, spread = middle([count / some / ratio for ratio in ratios])
     tokens = len(used) * shape.batch * shape.length
     return [
         Row("speed of a stream to disk ÷ forward passes", value, Goal(low=0.8), spread),

@@ -21,10 +21,10 @@ import torch
 from measure import Goal, Row, arguments, progress, report
 from torch import Generator, Tensor
 
-from dovetail.construction import build
 from dovetail.files.spec import from_yaml
 from dovetail.look.findings import Findings, traits
-from dovetail.model import ModelModule
+from dovetail.model.construction import build
+from dovetail.model.model import ModelModule
 from dovetail.proof.laws.case import perturbed
 
 SPEC = from_yaml("""

@@ -22,7 +22,7 @@ from memory import Alive
 from torch import Tensor, nn
 
 from dovetail import Ctx, TokenLayout, from_yaml
-from dovetail.construction import build
+from dovetail.model.construction import build
 from dovetail.ops.expert import grouped, looped
 from dovetail.ops.implementation import using
 

@@ -20,8 +20,8 @@ from measure import Goal, Row, agree, arguments, middle, progress, report, secon
 from torch import Tensor
 
 from dovetail import Ctx, Pool
-from dovetail.construction import build
-from dovetail.model import ModelModule
+from dovetail.model.construction import build
+from dovetail.model.model import ModelModule
 
 CHURN, CHURN_QUICK = 1000, 50
 

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dovetail.hf.hf import export_tensors, to_hf
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
 
 PEERS, ENVIRONMENTS = Path(__file__).parent / "peers", Path(__file__).parents[1] / ".peers"
 

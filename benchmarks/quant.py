@@ -26,9 +26,9 @@ from prose import python_text
 from torch import Tensor
 
 import dovetail as dt
-from dovetail.core.loss import IGNORED
 from dovetail.data.corpus import Batch, Corpus, read_corpus
 from dovetail.decoding.generation import generate_tokens
+from dovetail.nn.loss import IGNORED
 from dovetail.ops.formats.format import Format
 from dovetail.ops.formats.kinds import FP8, NF4, Int4, Int8
 from dovetail.state.quantized import CacheFormat

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer as Engine, decoders, models, pre_tokenizers
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.proof.compare.transformers_side import transformers
 from dovetail.proof.http import Http
 from dovetail.text.learn import END, learn

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.construction import build, generator
-from dovetail.core.ctx import Ctx
-from dovetail.core.layout import TokenLayout
-from dovetail.core.linear import Linear
 from dovetail.decoding.sampling import Sampling, sample_tokens
 from dovetail.decoding.steps import Decoder
 from dovetail.files.spec import from_yaml
-from dovetail.model import ModelModule
+from dovetail.model.construction import build, generator
+from dovetail.model.model import ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.linear import Linear
 from dovetail.proof.compare.sides import in_dtype
 from dovetail.state.pool import Pool
 

@@ -65,8 +65,8 @@ def explained(gap: Gap, place: Path) -> dict[str, Any]:
 
 def settings_share(gap: Gap) -> float:
     """The share of the settings, from the sampler's log-probs before and after them."""
-    from dovetail.core.ctx import Ctx
-    from dovetail.core.layout import TokenLayout
+    from dovetail.nn.ctx import Ctx
+    from dovetail.nn.layout import TokenLayout
 
     sampler = torch.tensor([line["logprobs"] for line in gap.lines], dtype=torch.float64)
     raw = torch.tensor([line["raw"] for line in gap.lines], dtype=torch.float64)

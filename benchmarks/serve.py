@@ -41,7 +41,7 @@ from measure import Goal, Row, arguments, middle, progress, report
 from real_servers import SERVERS, Server, running
 
 import dovetail as dt
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.decoding.generation import Vocabulary
 from dovetail.serving.engine import Engine
 from dovetail.serving.request import Request as EngineRequest

@@ -35,7 +35,7 @@ import torch
 from measure import Goal, Row, arguments, progress, report
 from real_servers import SERVERS, VOCABULARIES, Server, as_gguf, running, write_model
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.proof.served.run import SERVED, calibrated, opened
 from dovetail.text.tokenizer import Tokenizer
 

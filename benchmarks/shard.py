@@ -27,17 +27,17 @@ from load import Peak
 from measure import Goal, Row, arguments, middle, progress, report
 from torch.distributed.tensor import DTensor
 
-from dovetail.construction import build, initial
-from dovetail.core.fold import declared, parameters
-from dovetail.core.module import tensor_at
 from dovetail.files.spec import from_yaml
 from dovetail.hf.load import load
 from dovetail.hf.load_sharded import load_sharded
 from dovetail.hf.write import write_fresh
-from dovetail.model import Model
+from dovetail.model.construction import build, initial
+from dovetail.model.model import Model
+from dovetail.nn.module import tensor_at
 from dovetail.parallel.construction import build_sharded, local
 from dovetail.parallel.mesh import make_mesh
 from dovetail.parallel.pair import Pair
+from dovetail.spec.fold import declared, parameters
 
 MEMORY = Goal(high=1.2)
 EQUAL = Goal(high=0)

@@ -26,6 +26,7 @@ from measure import Goal, Row, arguments, middle, progress, report, seconds
 
 import dovetail as dt
 from dovetail.decoding.sampling import GREEDY, Sampling
+from dovetail.model.transformer import Transformer
 from dovetail.serving.draft_ahead import own_drafter
 from dovetail.serving.engine import Engine
 from dovetail.serving.lookahead import Lookahead
@@ -34,7 +35,6 @@ from dovetail.serving.speculate import Drafter, DraftModel, PromptLookup
 from dovetail.text.learn import learn
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.optim import train_only, weights_named
-from dovetail.transformer import Transformer
 
 ATTENTION = "{mixer: {heads: 2, head: 16}, ffn: {hidden: 64}}"
 MAMBA = "{mixer: {kind: mamba2, inner: 64, head: 16, state_size: 16}, ffn: {hidden: 64}}"

@@ -23,13 +23,13 @@ from memory import Alive
 from prose import python_text
 from torch import Tensor
 
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx
-from dovetail.core.layout import TokenLayout
 from dovetail.data.corpus import Batch, read_corpus
 from dovetail.files.spec import from_yaml
 from dovetail.look.tracer import trace
-from dovetail.model import Model, ModelModule
+from dovetail.model.construction import build
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.state.pool import Pool
 from dovetail.text.learn import learn
 from dovetail.text.tokenizer import END

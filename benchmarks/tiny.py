@@ -15,12 +15,12 @@ from typing import NamedTuple
 import torch
 from measure import Goal, Row, arguments, progress, report
 
-from dovetail.construction import build
-from dovetail.core.errors import DovetailError
+from dovetail.base.errors import DovetailError
 from dovetail.hf.peaked import Inputs, in_bfloat16, randomize, with_peaked_logits
 from dovetail.hf.shrink import shrink
 from dovetail.hf.survey import typical
-from dovetail.model import Model, ModelModule
+from dovetail.model.construction import build
+from dovetail.model.model import Model, ModelModule
 
 FAMILIES = (
     *("llama", "gpt2", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2", "starcoder2"),

@@ -27,10 +27,10 @@ from memory import Alive
 from peer import PEERS_RUN, Process
 from torch import Tensor
 
-from dovetail.construction import build
-from dovetail.core.layout import TokenLayout
 from dovetail.data.corpus import Batch
-from dovetail.model import ModelModule
+from dovetail.model.construction import build
+from dovetail.model.model import ModelModule
+from dovetail.nn.layout import TokenLayout
 from dovetail.ops.vocab import chunked_cross_entropy
 from dovetail.training.metrics import faster_precision
 from dovetail.training.objective import next_token

@@ -19,15 +19,15 @@ import torch.nn.functional as F
 from prose import python_text
 from torch import Tensor
 
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx, Listener
-from dovetail.core.errors import Diverged
-from dovetail.core.loss import LossSum
-from dovetail.core.part import KINDS
+from dovetail.base.errors import Diverged
 from dovetail.data.corpus import Batch, Corpus
 from dovetail.data.tasks.task import read_synthetic_task
 from dovetail.files.spec import from_yaml
-from dovetail.model import Model, ModelModule
+from dovetail.model.construction import build
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.ctx import Ctx, Listener
+from dovetail.nn.loss import LossSum
+from dovetail.spec.part import KINDS
 from dovetail.text.learn import learn
 from dovetail.training.answers import Answers
 from dovetail.training.loop import measure, train

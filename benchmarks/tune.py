@@ -27,13 +27,13 @@ from measure import Goal, Row, arguments, middle, progress, report, taking_turns
 from memory import Alive
 
 from dovetail.api.quantize import quantize
-from dovetail.construction import build
-from dovetail.core.layout import TokenLayout
 from dovetail.data.corpus import Batch
+from dovetail.model.construction import build
+from dovetail.model.transformer import Transformer
+from dovetail.nn.layout import TokenLayout
 from dovetail.training.objective import next_token
 from dovetail.training.plan import Plan, Recompute
 from dovetail.training.step import Trainer
-from dovetail.transformer import Transformer
 from dovetail.weights.adapters.attach import attach
 from dovetail.weights.adapters.lora import Lora
 from dovetail.weights.adapters.multi_lora import Bank

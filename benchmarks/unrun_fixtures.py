@@ -48,6 +48,21 @@ length: 32
 sample: 0
 set: [width=64, vocab=300, 'layers.*.mixer.head=8']
 """
+LAB = {
+    "base": {"width": 16, "vocab": 280, "layers": [{"repeat": 2, "mixer": {"heads": 2}, "ffn": {"hidden": 32}}]},
+    "arms": {"gqa": {"set": {"layers.*.mixer.kv_heads": 1}}, "muon": {"train": {"optimizer": "muon"}}},
+    "match": "params",
+    "data": {"text": "plays.txt"},
+    "train": {"batch": 2, "length": 32},
+    "budget": {"steps": 4},
+    "tune": {"learning_rate": [1e-3, 1e-2], "trials": 2},
+    "seeds": {"at_least": 2, "at_most": 3},
+    "smallest": 0.02,
+}
+LADDER = {
+    "match": None, "arms": {}, "tune": None, "sizes": ["20k", "40k", "80k", "160k"], "seeds": {"at_least": 2, "at_most": 2},
+    "budget": {"tokens": [256, 512, 1024]},
+}  # fmt: skip
 PACKAGE = """import torch
 from torch import nn
 
@@ -201,6 +216,28 @@ def installed(path: Path) -> None:
     (info / "entry_points.txt").write_text(f"[dovetail.parts]\n{names}")
 
 
+def lab_runs(path: Path) -> None:
+    """Write the runs of a ladder of four sizes, each at three budgets."""
+    text(prose)(path.parent / "plays.txt")
+    given = {**LAB, **LADDER, "data": {"text": str(path.parent / "plays.txt")}}
+    dt.lab({key: value for key, value in given.items() if value is not None}, out=path.parent)
+
+
+def muon(path: Path) -> None:
+    """Write the lab of docs/labs with its base, for 2,000 tokens and three seeds."""
+    shutil.copy(ROOT / "docs" / "labs" / "base.yaml", path.parent)
+    whole = (ROOT / "docs" / "labs" / path.name).read_text(encoding="utf-8")
+    changes = (
+        ("tokens: 300k", "tokens: 2k"),
+        ("trials: 5", "trials: 2"),
+        ("at_least: 10, at_most: 20", "at_least: 2, at_most: 3"),
+    )
+    for old, new in changes:
+        assert whole.count(old) == 1, f"{path.name} has no {old}"
+        whole = whole.replace(old, new)
+    path.write_text(whole, encoding="utf-8")
+
+
 def package(path: Path) -> None:
     """Write the package that docs/ci.md names."""
     path.mkdir()
@@ -225,6 +262,10 @@ def example(path: Path) -> None:
 MAKERS: dict[str, Callable[[Path], None]] = {
     "plays.txt": text(prose),
     "notes.txt": text(prose),
+    "novel.txt": text(prose),
+    "lab.yaml": text(json.dumps(LAB)),
+    "lab/runs": lab_runs,
+    "docs/labs/muon.yaml": muon,
     "Qwen3-0.6B": lambda path: ported(path, "qwen3-tiny"),
     "my-model": ported,
     "original": ported,

@@ -103,6 +103,10 @@ PAGES = {
     "docs/dumps.md": Page(fresh={"dovetail record mlx": ("my-model", "dump")}),
     "docs/features.md": Page(("plays.txt",)),
     "docs/foreign.md": Page(("path/to/model",)),
+    "docs/lab.md": Page(
+        ("plays.txt", "lab.yaml", "llama-tiny-trained", "novel.txt", "docs/labs/muon.yaml"),
+        fresh={"dovetail scaling": ("lab/runs",), "dovetail lab docs/labs": ("plays.txt", "docs/labs/muon.yaml")},
+    ),
     "docs/parts.md": Page(
         ("notes.txt", "my-spec.yaml", "installed", "ema.py", "ema.yaml"),
         before=(('@oracle("offset")', "import sys; sys.path.insert(0, 'installed')\nimport offset_position"),),
@@ -162,6 +166,7 @@ NOT_RUN = (
 # (what is written, what is run instead, why)
 CHANGES = (
     (r"--tokens (200M|2e8|20M)", "--tokens 20k", "hours of training"),
+    (r"--flops 1e14", "--flops 5e9", "the law of runs of seconds holds for less"),
     (r"--host 0\.0\.0\.0", "--host 127.0.0.1", "listens on the loopback address"),
     (r'api_key="…"', 'api_key="a-key"', "a key in place of the dots"),
 )

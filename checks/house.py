@@ -152,7 +152,7 @@ def _in_api_or_cli(path: Path) -> bool:
 
 def methods() -> dict[str, int]:
     """The methods and properties of the two classes that every part meets, over all their bases."""
-    found = {"Part": ("dovetail.core.part", "Part"), "Ctx": ("dovetail.core.ctx", "Ctx")}
+    found = {"Part": ("dovetail.spec.part", "Part"), "Ctx": ("dovetail.nn.ctx", "Ctx")}
     return {name: len(_own(getattr(importlib.import_module(module), kind))) for name, (module, kind) in found.items()}
 
 

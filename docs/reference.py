@@ -26,14 +26,14 @@ from results_page import results
 import dovetail
 from checks.mutants.run import areas
 from dovetail.api.list_parts import list_parts
+from dovetail.base.errors import SpecError
+from dovetail.base.option import declared
 from dovetail.cli import VERBS, main
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import parameters
-from dovetail.core.group import GROUPS, Mask, Mixer, Position
-from dovetail.core.option import declared
-from dovetail.core.part import KINDS
 from dovetail.files.spec import from_mapping, load_spec, zoo
 from dovetail.hf.survey import REFERENCE_VERSION, survey
+from dovetail.nn.groups import GROUPS, Mask, Mixer, Position
+from dovetail.spec.fold import parameters
+from dovetail.spec.part import KINDS
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 WIDTH = "92"  # columns of a command's help
@@ -205,7 +205,7 @@ def rooms() -> Iterator[str]:
     """The rooms by floor, from the layers of the import linter; the contents are the first paragraph of their docstrings."""
     yield "# Rooms\n"
     yield "A room imports only rooms of lower floors; the import linter checks this on every change.\n"
-    (layers,) = (c["layers"] for c in _contracts(PROJECT) if c["type"] == "layers" and "dovetail.core" in c["layers"])
+    (layers,) = (c["layers"] for c in _contracts(PROJECT) if c["type"] == "layers" and "dovetail.base" in c["layers"])
     yield from table(("floor", "room", "contents", "lines"), _room_rows(layers))
 
 

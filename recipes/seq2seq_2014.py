@@ -108,7 +108,6 @@ Figures = dict[str, tuple[float, float | None, float | None]]
 def experiment(setup: Setup, seed: int, fault: str | None) -> tuple[Figures, Any]:
     """Train both models on both tasks, and compare them by length."""
     figures, curves, drawn = Figures(), dict[str, dict[str, list[float]]](), dict[str, Tensor]()
-    short, long = setup.tested[0], setup.tested[-1]
     for task in setup.tasks:
         curves[task] = {}
         for name, cross in MODELS.items():
@@ -117,14 +116,14 @@ def experiment(setup: Setup, seed: int, fault: str | None) -> tuple[Figures, Any
             both = [accuracy(setup, model, task, length, seed, patch) for length in setup.tested]
             curves[task][name] = [tokens for tokens, _ in both]
             lowest, some, most = (0.85, 0.3, None) if cross else (None, None, 0.15)
-            figures[f"{task} {name}: accuracy per token, length {long}"] = (both[-1][0], lowest, None)
-            figures[f"{task} {name}: whole sequences, length {long}"] = (both[-1][1], some, most)
+            figures[f"{task} {name}: accuracy per token, longest"] = (both[-1][0], lowest, None)
+            figures[f"{task} {name}: whole sequences, longest"] = (both[-1][1], some, most)
             if cross:
                 drawn[task], slope = alignment(setup, model, task, seed, patch)
                 low, high = (0.85, None) if task == "copy" else (None, -0.85)
                 figures[f"{task}: correlation of the alignment with the position"] = (slope, low, high)
         gaps = [a - b for a, b in zip(*(curves[task][name] for name in MODELS), strict=True)]
-        figures[f"{task}: gap at length {long} − gap at length {short}"] = (gaps[-1] - gaps[0], 0.15, None)
+        figures[f"{task}: gap at the longest − at the shortest"] = (gaps[-1] - gaps[0], 0.15, None)
     return figures, (setup.tested, curves, drawn)
 
 
@@ -145,7 +144,7 @@ def draw(figure, runs: list[Any]) -> None:
 
 
 RECIPE = dt.Recipe(
-    experiment, draw, full=Setup(), quick=QUICK, faults={"uniform": "copy with attention: accuracy per token, length 8"}
+    experiment, draw, full=Setup(), quick=QUICK, faults={"uniform": "copy with attention: accuracy per token, longest"}
 )
 
 if __name__ == "__main__":

@@ -202,8 +202,8 @@ def ask(client: Any, question: str, tool: Callable[[str, Any], str]) -> tuple[st
 def experiment(setup: Setup, seed: int, fault: str | None) -> tuple[Figures, Any]:
     """Tune a model, serve it, and let it answer held-out questions of a new world."""
     world, tasks = World(draw := random.Random(10**6 + seed)), list[Task]()
-    while len(tasks) < setup.questions:
-        if held_out((one := task(world, draw)).question):
+    while len(tasks) < setup.questions:  # as many of each kind
+        if held_out((one := task(world, draw)).question) and one.kind == KINDS[len(tasks) % len(KINDS)]:
             tasks.append(one)
 
     def tool(*call: Any) -> str:

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from dovetail.account import account, longest_length, runs, tree
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx
-from dovetail.core.fold import parameters
-from dovetail.core.group import Mask
-from dovetail.core.layout import TokenLayout
-from dovetail.core.part import from_data
 from dovetail.files.spec import changed, from_yaml, load_spec, zoo
+from dovetail.model.construction import build
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Mask
+from dovetail.nn.layout import TokenLayout
 from dovetail.ops.mask import pairs
+from dovetail.spec.fold import parameters
+from dovetail.spec.part import from_data
 
 MASKS: dict[str, Any] = {
     "causal": "causal",

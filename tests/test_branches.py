@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 
 import dovetail as dt
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.hf.hf import to_hf
 from dovetail.state.pool import Pool
 

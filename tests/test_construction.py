@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail import construction
-from dovetail.construction import build, generator, initial, initial_slice, on_meta
-from dovetail.core.fold import declared
-from dovetail.core.module import tensor_at
-from dovetail.core.part import KINDS
 from dovetail.files.spec import from_yaml
-from dovetail.model import Model, ModelModule
+from dovetail.model import construction
+from dovetail.model.construction import build, generator, initial, initial_slice, on_meta
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.module import tensor_at
+from dovetail.spec.fold import declared
+from dovetail.spec.part import KINDS
 
 SPEC = from_yaml("width: 28\nvocab: 62\nlayers: [{repeat: 3, mixer: {heads: 6, kv_heads: 2, head: 12}, ffn: {hidden: 44}}]\n")
 ATTENTION = {f"layers.{i}.mixer.{name}.weight" for i in range(3) for name in "kv"}

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from dovetail import build, load_spec
-from dovetail.core.errors import InputError, StateError
-from dovetail.core.ranks import Ranks
+from dovetail.base.errors import InputError, StateError
 from dovetail.decoding.steps import Decoder, Unchanged
+from dovetail.nn.ranks import Ranks
 from dovetail.state.pool import Pool
 from dovetail.weights.adapters.attach import attach, detach
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import dovetail as dt
-from dovetail.core.errors import InputError, SpecError
+from dovetail.base.errors import InputError, SpecError
 from dovetail.decoding.embedding import Embedder
 from dovetail.decoding.generation import Vocabulary
 from dovetail.proof.laws.case import perturbed

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import dovetail as dt
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import DovetailError
+from dovetail.base.errors import DovetailError
 from dovetail.decoding.eviction import Eviction, Policy, evicting
 from dovetail.decoding.generation import PIECE, generate_tokens
+from dovetail.nn.ctx import Ctx
 from dovetail.proof.laws.case import perturbed
 from dovetail.proof.laws.mutant import spec
 from dovetail.serving.engine import Engine

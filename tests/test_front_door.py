@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import dovetail as dt
-from dovetail.core.errors import InputError, SpecError
-from dovetail.core.part import KINDS
+from dovetail.base.errors import InputError, SpecError
 from dovetail.proof.laws.case import perturbed
+from dovetail.spec.part import KINDS
 from dovetail.text.learn import learn
 
 TINY = """

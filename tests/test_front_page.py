@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from dovetail.core.group import GROUPS
-from dovetail.core.part import KINDS
 from dovetail.hf.dialect import DIALECTS
+from dovetail.nn.groups import GROUPS
 from dovetail.proof.foreign.laws import FOREIGN
 from dovetail.proof.laws.case import LAWS
 from dovetail.proof.laws.suite import OWN_NUMBER
+from dovetail.spec.part import KINDS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -2,14 +2,14 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import NonFiniteError, SpecError
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import NonFiniteError, SpecError
 from dovetail.decoding.generation import generate_batch, generate_tokens
 from dovetail.decoding.sampling import Sampling, adjusted, most_probable, sample_tokens, sampled_probs
 from dovetail.decoding.steps import Decoder
 from dovetail.files.spec import from_yaml, load_spec
+from dovetail.model.construction import build
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.state.pool import Pool
 
 PROMPT = torch.tensor([5, 17, 3, 60])
@@ -198,6 +198,23 @@ def test_every_legal_filter_leaves_the_most_probable_token_and_no_more_than_a_lo
     for looser in ({"min_p": 0.0, "top_k": top_k}, {"min_p": min_p, "top_k": None}):
         more = sampled_probs(x, Sampling(temperature=temperature, **looser))
         assert (more[left > 0] > 0).all()
+
+
+@pytest.mark.parametrize("top_k", [None, 1, 3, 8])
+@pytest.mark.parametrize("min_p", [0.0, 0.2])
+@pytest.mark.parametrize("top_p", [0.2, 0.5, 0.8, 0.99])
+def test_top_p_is_of_the_tokens_that_the_other_filters_leave(top_p, min_p, top_k):
+    """Its fewest tokens, each as probable among them as before."""
+    draw = torch.Generator().manual_seed(5)
+    for spread in (0.1, 0.5, 1.0, 2.0):
+        x = spread * torch.randn(40, generator=draw)
+        left, before = (
+            sampled_probs(x, Sampling(temperature=0.7, min_p=min_p, top_k=top_k, top_p=p)).double() for p in (top_p, 1.0)
+        )
+        kept, before = left > 0, before / before.sum()
+        assert before[kept].sum() >= top_p - 1e-5
+        assert before[kept].sum() - before[kept].min() < top_p + 1e-5
+        torch.testing.assert_close(left[kept] / left.sum(), before[kept] / before[kept].sum(), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(

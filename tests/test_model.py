@@ -7,14 +7,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import InputError, SpecError
-from dovetail.core.layers import expand
-from dovetail.core.layout import TokenLayout
-from dovetail.core.part import KINDS, walk_spec
+from dovetail.base.errors import InputError, SpecError
 from dovetail.files.spec import changed, from_yaml, load_spec, to_yaml
-from dovetail.model import Model
+from dovetail.model.construction import build
+from dovetail.model.model import Model
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.spec.layers import expand
+from dovetail.spec.part import KINDS, walk_spec
 
 SMALL = "width: 28\nvocab: 62\nlayers: [{repeat: 3, mixer: {heads: 6, kv_heads: 2, head: 12}, ffn: {hidden: 44}}]\n"
 

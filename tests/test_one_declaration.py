@@ -17,12 +17,12 @@ import pytest
 
 import dovetail as dt
 from dovetail.api.run_file import IN_CALLS_ONLY
+from dovetail.base.errors import DovetailError, UsageError
+from dovetail.base.option import Parameter, declared, in_python, parameters
+from dovetail.base.value import alternatives, values_of
 from dovetail.cli import VERBS
 from dovetail.cli.command import command_of
 from dovetail.cli.parser import flag_names, parse
-from dovetail.core.errors import DovetailError, UsageError
-from dovetail.core.option import Parameter, declared, in_python, parameters
-from dovetail.core.value import alternatives, values_of
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = {verb: command_of(verb) for verb in VERBS}

@@ -21,9 +21,9 @@ from unittest.mock import patch
 import pytest
 
 from dovetail.cli import main
-from dovetail.core.check import check
 from dovetail.files.spec import from_yaml
 from dovetail.hf.dialect import DIALECTS
+from dovetail.spec.check import check
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/book").glob("*.md"))]

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 import dovetail as dt
-from dovetail.core.errors import DovetailError
+from dovetail.base.errors import DovetailError
 from dovetail.decoding.eviction import Eviction, evicting
 from dovetail.decoding.generation import PIECE
 from dovetail.proof.laws.case import perturbed

@@ -1,13 +1,13 @@
 import pytest
 import torch
 
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import taps
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import SpecError
 from dovetail.files.spec import from_yaml
 from dovetail.look.tracer import trace
+from dovetail.model.construction import build
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.spec.fold import taps
 
 SPEC = from_yaml("""
 dovetail: 1

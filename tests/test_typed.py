@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import dovetail
-from dovetail.core.value import TypeNames
+from dovetail.base.value import TypeNames
 
 HERE = Path(__file__).parent
 

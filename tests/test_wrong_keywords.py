@@ -21,11 +21,11 @@ import torch
 import dovetail as dt
 import dovetail.parts  # registers every kind
 from dovetail.api.engine import EngineOptions, start_engine
-from dovetail.core.errors import KeywordError
-from dovetail.core.keywords import ELSEWHERE
-from dovetail.core.part import KINDS
+from dovetail.base.errors import KeywordError
+from dovetail.base.keywords import ELSEWHERE
 from dovetail.serving.engine import Engine
 from dovetail.serving.request import Request
+from dovetail.spec.part import KINDS
 
 NAMES = [name for name in dir(dt) if name != "__version__"]
 CONSTRUCTED = (*(value for name in NAMES if isinstance(value := getattr(dt, name), type)), Engine, Request, EngineOptions)

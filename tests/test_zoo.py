@@ -15,11 +15,12 @@ from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_par
 from transformers.models.mixtral import modeling_mixtral as mixtral_parts
 from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe_parts
 
-from dovetail.construction import build
-from dovetail.core.check import check
-from dovetail.core.fold import active_parameters, declared, parameters
 from dovetail.files.spec import from_yaml, load_spec, to_yaml, zoo
-from dovetail.model import Block, Model
+from dovetail.model.construction import build
+from dovetail.model.model import Model
+from dovetail.nn.block import Block
+from dovetail.spec.check import check
+from dovetail.spec.fold import active_parameters, declared, parameters
 
 COUNTS = {
     "bert-base": 109_482_240,

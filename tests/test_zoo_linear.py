@@ -2,8 +2,8 @@
 
 import pytest
 
-from dovetail.core.fold import parameters, state_values
 from dovetail.files.spec import load_spec
+from dovetail.spec.fold import parameters, state_values
 
 WIDTH, VOCAB, HIDDEN, LAYERS = 112, 512, 304, 4
 REST = VOCAB * WIDTH + WIDTH + LAYERS * (2 * WIDTH + 3 * WIDTH * HIDDEN)  # table, last norm; norms and ffn of each layer

@@ -10,19 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.fold import attention_flops, state_values
-from dovetail.core.group import Mask
-from dovetail.core.layout import TokenLayout
-from dovetail.core.part import from_data
-from dovetail.core.view import Scoring
 from dovetail.files.spec import load_spec
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Mask
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.view import Scoring
 from dovetail.ops import attend_tiled
 from dovetail.ops.attend import attend, using
 from dovetail.ops.mask import allowed, plan
 from dovetail.ops.tiles import Tiling
 from dovetail.parts.mask.distance import Causal
 from dovetail.proof.laws.case import perturbed
+from dovetail.spec.fold import attention_flops, state_values
+from dovetail.spec.part import from_data
 
 N, TILE = 512, 16
 PRESETS = ("longformer-tiny", "bigbird-tiny", "sparse-transformer-tiny", "block-sparse-tiny")

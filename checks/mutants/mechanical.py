@@ -33,7 +33,7 @@ from types import ModuleType
 from typing import Any
 
 from checks.mutants.sites import ROOT, Site, mutated, sites, users
-from dovetail.core.errors import DovetailError
+from dovetail.base.errors import DovetailError
 
 SECONDS = 240  # of CPU time, several times what all checks take: a mutant that reaches this limit counts as killed
 PATIENCE = 10  # times that by the clock; without an answer by then the mutant counts as alive, since the machine may be busy
@@ -106,11 +106,11 @@ def _on_one_rank(site: Site | None, seed: int, sampled: Sequence[str]) -> str:
 
     torch.set_num_threads(1)
     from checks.mutants.run import seeded_bugs
-    from dovetail.core.part import KINDS, Part, walk_spec
     from dovetail.files.spec import from_yaml
     from dovetail.proof.laws.case import LAWS, Case
     from dovetail.proof.laws.oracle import check_oracles, kinds_to_test
     from dovetail.proof.laws.suite import exceptions
+    from dovetail.spec.part import KINDS, Part, walk_spec
 
     module, within = (site.module, site.within.partition(".")[0]) if site is not None else ("", "")
     using = users(module)

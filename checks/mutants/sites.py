@@ -5,17 +5,18 @@
 A mutation flips an operator, moves an integer by one, multiplies a float by 1.5, drops a term or swaps an axis, in functions
 and in constants of a module. Left out:
 
-- by function: `samples`, `excepts` (with `shifts_keys`, which only it calls), `idle`, `example` and `labels` are inputs of
-  laws; those whose name begins with `check`, `expect`, `advise` and `__repr__` refuse or give advice, which tests compare, as
+- by class: a `Proof` states what laws sample and except
+- by function: `shifts_keys`, which only exceptions call, `whole_prefill`, `example` and `labels` are inputs of laws;
+  those whose name begins with `check`, `expect`, `advise` and `__repr__` refuse or give advice, which tests compare, as
   they do changes of a spec (`swap`); `cost` in ops/ chooses a kernel, `absorbing` one of two forms of MLA; `joined_ranks`
   joins a torchrun job, which has tests of its own
 - by name: module constants that set the size of a tile, chunk or message, which change no result, or that bound a field, which
   tests compare (SETTINGS)
-- by file: messages (core/errors.py), limits of files (core/limits.py), and what tests compare but no law
-  runs: the refusal of non-finite weights (core/finite.py), the machine's memory (core/memory.py), short forms of YAML
-  (core/layers.py), names of dtypes (core/dtypes.py), the values that a field takes (core/field.py); parallel/pair.py, which
+- by file: messages (base/errors.py), limits of files (base/limits.py), and what tests compare but no law
+  runs: the refusal of non-finite weights (nn/finite.py), the machine's memory (base/memory.py), short forms of YAML
+  (spec/layers.py), names of dtypes (base/dtypes.py), the values that a field takes (spec/field.py); parallel/pair.py, which
   starts and stops the processes that laws run in
-- by call: `Mistake` lists what `verify` tries
+- by call: `FieldCause` lists what `verify` tries
 - defaults of fields: every law names the fields it tests, so a default shows only where an oracle or a preset leaves it out
 - strings and docstrings
 """
@@ -29,16 +30,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2] / "src" / "dovetail"
-ROOMS = ("parts", "ops", "state", "core", "parallel")
-FILES = ("model.py", "construction.py")
+ROOMS = ("parts", "ops", "state", "base", "spec", "nn", "parallel")
+FILES = ("model/model.py", "model/multi_token.py", "model/swap.py", "model/construction.py")
 # inputs of laws, messages and advice: they change no result
 NO_RESULT = frozenset(
     {
-        "samples",
         "advise",
-        "excepts",
         "shifts_keys",
-        "idle",
+        "whole_prefill",
         "example",
         "labels",
         "__repr__",
@@ -46,12 +45,12 @@ NO_RESULT = frozenset(
         "joined_ranks",
         "absorbing",
         "swap",
-        "_swap_position",
+        "swap_position",
     }
 )
 LEFT_ALONE = {"ops": frozenset({"cost"})}
-NOT_RUN = ("core/finite.py", "core/memory.py", "core/layers.py", "core/dtypes.py", "core/field.py")  # by any law
-LEFT_OUT = ("core/errors.py", "core/limits.py", "parallel/pair.py", *NOT_RUN)
+NOT_RUN = ("nn/finite.py", "base/memory.py", "spec/layers.py", "base/dtypes.py", "spec/field.py")  # by any law
+LEFT_OUT = ("base/errors.py", "base/limits.py", "parallel/pair.py", *NOT_RUN)
 # module constants that choose how something is computed, never what
 SETTINGS = frozenset(
     {
@@ -72,7 +71,7 @@ SETTINGS = frozenset(
     }
     | {"MAX_FACTOR", "MAX_MASKS", "MAX_PICKS", "MAX_STATE", "LARGEST_SPREAD"}  # bounds of fields
 )
-NO_EFFECT = frozenset({"Mistake"})  # calls that describe, and compute nothing
+NO_EFFECT = frozenset({"FieldCause"})  # calls that describe, and compute nothing
 CHOOSING = frozenset({"reference", "chunk"})  # calls by which an expression chooses how something is computed, not what
 
 FLIPPED: dict[type[ast.AST], type[ast.AST]] = {
@@ -152,6 +151,8 @@ class Visitor(ast.NodeTransformer):
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         self.within.append(node.name)
+        if node.name.endswith("Proof"):
+            return node
         node.body = [self.visit(s) if isinstance(s, (ast.FunctionDef, ast.ClassDef)) else s for s in node.body]
         self.within.pop()
         return node

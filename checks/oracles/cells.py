@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.layout import TokenLayout
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.proof.laws.oracle import Comparison, alone, ctx, eye, numbers, oracle, part
 
 FOUR = [[[1.0], [-2.0], [0.5], [0.0]]]  # four tokens of one channel

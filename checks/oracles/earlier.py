@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from dovetail.core.cross_layer import Values
-from dovetail.core.ctx import Ctx
-from dovetail.core.scope import Scope
+from dovetail.nn.cross_layer import Values
+from dovetail.nn.ctx import Ctx
 from dovetail.proof.laws.oracle import Comparison, alone, eye, numbers, oracle, part, row
+from dovetail.spec.scope import Scope
 
 K, V = [[[[1.0, 0.0]], [[0.0, 1.0]]]], [[[[2.0, 4.0]], [[6.0, 8.0]]]]  # of the earlier layer: two tokens, one KV head
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.layout import TokenLayout
-from dovetail.core.scope import Scope
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.ops.attend import offering, using
 from dovetail.proof.laws.oracle import Comparison, alone, ctx, eye, numbers, oracle, part, row
+from dovetail.spec.scope import Scope
 
 
 @oracle("additive_attention")

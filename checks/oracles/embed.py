@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from checks.oracles.first_rank import Halved
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import InputError
-from dovetail.core.layout import TokenLayout
-from dovetail.core.ranks import Ranks
-from dovetail.core.scope import Scope
+from dovetail.base.errors import InputError
+from dovetail.model.construction import build
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.ranks import Ranks
 from dovetail.proof.laws.oracle import Comparison, alone, ctx, eye, numbers, oracle, part, row
+from dovetail.spec.scope import Scope
 
 TABLE = [[1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 40.0], [5.0, 6.0, 7.0, 8.0]]
 

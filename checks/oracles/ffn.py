@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dovetail.core.scope import Scope
 from dovetail.proof.laws.oracle import Comparison, alone, ctx, numbers, oracle, part
+from dovetail.spec.scope import Scope
 
 X = [[1.0, 2.0]]
 FIRST = [[1.0, 0.0], [0.0, 1.0], [1.0, -1.0]]  # (1, 2) -> (1, 2, −1)

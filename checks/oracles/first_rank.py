@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.ranks import Ranks
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.ranks import Ranks
 from dovetail.proof.laws.oracle import row
 
 Numbers = float | Sequence[Any]  # of any depth

@@ -9,11 +9,11 @@ import torch
 from torch.nn import Parameter
 
 from checks.oracles.first_rank import halved
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx
-from dovetail.core.draws import Draws
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import tensor_at
+from dovetail.model.construction import build
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.draws import Draws
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import tensor_at
 from dovetail.ops.vocab import chunked_cross_entropy
 from dovetail.proof.laws.oracle import Comparison, alone, numbers, oracle, part, row
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from dovetail.construction import build
-from dovetail.core.fold import declared
-from dovetail.core.module import tensor_at
-from dovetail.core.random import GAMMA, mix, words as split_words
+from dovetail.model.construction import build
+from dovetail.nn.module import tensor_at
+from dovetail.nn.random import GAMMA, mix, words as split_words
 from dovetail.proof.laws.oracle import Comparison, oracle, part
+from dovetail.spec.fold import declared
 
 ASKED = ("embed.table", "layers.0.mixer.q.weight", "layers.0.mixer.o.weight", "layers.2.ffn.down.weight", "head.out.weight")
 

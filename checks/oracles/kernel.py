@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.layout import TokenLayout
-from dovetail.core.view import Scoring
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.view import Scoring
 from dovetail.ops.attend import BACKENDS, attend, chosen, is_plain, offering, using
 from dovetail.ops.attend_tiled import MaskCache, Work
 from dovetail.ops.implementation import Backend, Shape

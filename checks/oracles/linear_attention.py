@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import torch
 
-from dovetail.core.scope import Scope
 from dovetail.ops.scan import delta, gated
 from dovetail.parts.mixer.gated_deltanet import _unit
 from dovetail.proof.laws.oracle import Comparison, alone, ctx, eye, numbers, oracle, part
+from dovetail.spec.scope import Scope
 
 ONE = 1.2784645427610738  # silu of this is 1
 LOG_A = -2.2503673273124454  # ln(−ln 0.9): e^{−e^{this}} = 0.9

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from dovetail.core.group import Fill
-from dovetail.core.layout import TokenLayout
+from dovetail.nn.groups import Fill
+from dovetail.nn.layout import TokenLayout
 from dovetail.ops.mask import allowed, pairs, plan, spans
 from dovetail.proof.laws.oracle import Comparison, oracle, part, row
 

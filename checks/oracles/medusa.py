@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx, Losses
+from dovetail.model.construction import build
+from dovetail.nn.ctx import Ctx, Losses
 from dovetail.proof.laws.oracle import REAL, Comparison, alone, numbers, oracle, part, row
 
 TOKENS = torch.tensor([[0, 1, 2, 1]])

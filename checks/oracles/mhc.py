@@ -12,7 +12,7 @@ from math import log
 from typing import Any
 
 from checks.oracles.wire import block_with
-from dovetail.core.ctx import Ctx
+from dovetail.nn.ctx import Ctx
 from dovetail.proof.laws.oracle import Comparison, numbers, oracle, part, row
 
 HALF, MORE = 0.0, log(3)  # σ is ½ and ¾
@@ -41,14 +41,14 @@ def mhc() -> Iterator[Comparison]:
     block, streams, ctx = _streams(), numbers(STREAMS), Ctx(layout=row(1))
     want = [[4.59526163, 8.71454014], [6.06716075, 12.13206182]]
     yield Comparison("both branches", block(streams, ctx, {})[0, 0], want)
-    pre, post, mixing = (x[0, 0] for x in block.wire.coefficients(streams, 0))
+    pre, post, mixing = (x[0, 0] for x in block.wire.coefficients(streams, 0, ctx))
     yield Comparison("what a branch reads, as logits", pre, [HALF, MORE])
     yield Comparison("how much it writes to each stream", post, [1.0, 0.5])
     yield Comparison("from stream to stream", mixing, [[0.4, 4 / 7], [0.6, 3 / 7]])
-    two = _streams(iterations=2).wire.coefficients(streams, 0)[2][0, 0]  # rows over 34/35 and 36/35, columns again
+    two = _streams(iterations=2).wire.coefficients(streams, 0, ctx)[2][0, 0]  # rows over 34/35 and 36/35, columns again
     yield Comparison("two iterations", two, [[12 / 29, 24 / 41], [17 / 29, 17 / 41]])
     # u = (1, 7, 2, 2) / √14.5; the first coefficient reads its second channel, by a factor of 2
     first = [[0.0, 1.0, 0.0, 0.0], *NOTHING[1:]]
-    pre = _streams(mix=first).wire.coefficients(streams, 0)[0][0, 0]
+    pre = _streams(mix=first).wire.coefficients(streams, 0, ctx)[0][0, 0]
     yield Comparison("coefficients that depend on the token", pre, [3.67658012, MORE])
     yield Comparison("open", block.wire.open(numbers([[[1.0, 7.0]]]))[0, 0], [[1.0, 7.0], [1.0, 7.0]])

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx, Listener
-from dovetail.core.layout import TokenLayout
-from dovetail.core.scope import Scope
+from dovetail.nn.ctx import Ctx, Listener
+from dovetail.nn.layout import TokenLayout
 from dovetail.ops.attend import offering, using
 from dovetail.proof.laws.oracle import Comparison, alone, numbers, oracle, part, row
+from dovetail.spec.scope import Scope
 
 TOKENS = [
     [0.0, 0.0, 1.0, 0.0, 10.0, 1.0],

@@ -15,10 +15,10 @@ from typing import Any
 
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.scope import Scope
+from dovetail.nn.ctx import Ctx
 from dovetail.ops.attend import offering, using
 from dovetail.proof.laws.oracle import Comparison, alone, ctx, numbers, oracle, part, row
+from dovetail.spec.scope import Scope
 
 LATENTS = [[1.0, 1.0], [0.0, 2.0], [1.0, 4.0]]
 WIDE = 1e8  # a norm with eps = WIDE² and scale WIDE does nothing

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx, Losses
-from dovetail.core.draws import Draws
-from dovetail.core.layout import TokenLayout
+from dovetail.nn.ctx import Ctx, Losses
+from dovetail.nn.draws import Draws
+from dovetail.nn.layout import TokenLayout
 from dovetail.ops.expert import dispatch
 from dovetail.proof.laws.oracle import Comparison, alone, ctx, eye, numbers, oracle, part
 
@@ -58,6 +58,9 @@ def softmax() -> Iterator[Comparison]:
     )
     yield Comparison("a balancing bias", chosen, [[[0, 1]]], near=0)
     yield Comparison("does not change the weights", weights, [[[0.4, 0.2]]])
+    less = {"balance": [-1.0] * 4}
+    chosen, _ = route("softmax_router", TENTHS, ONE, less, groups=2, balance_bias=True)
+    yield Comparison("scores below 0 stay in the best group", chosen, [[[0, 1]]], near=0)
 
 
 @oracle("softmax_router", "sigmoid_router")
@@ -91,6 +94,11 @@ def sigmoid() -> Iterator[Comparison]:
     chosen, weights = route("sigmoid_router", SINGLE, ONE, balanced, groups=2, balance_bias=True)
     yield Comparison("a balancing bias changes the group", chosen, [[[0, 1]]], near=0)
     yield Comparison("does not change the weights", weights, [[[0.9, 0.1]]])
+    # 2 less for every expert changes no order: −1.1, −1.9, −1.25, −1.5
+    less = {"balance": [-2.0] * 4}
+    chosen, weights = route("sigmoid_router", SINGLE, ONE, less, groups=2, balance_bias=True, normalize=False)
+    yield Comparison("scores below 0 stay in the best group", chosen, [[[2, 3]]], near=0)
+    yield Comparison("and keep their weights", weights, [[[0.75, 0.5]]])
     # probs of the two chosen experts, by the sum of scores, 2.25: 0.9/2.25 and 0.75/2.25
     losses = added("sigmoid_router", SINGLE, ONE, TokenLayout.whole(1, 1), balance_loss=1.0)
     yield Comparison("balance loss: 4·(0.4 + 1/3)", losses[".balance"], 2.9333333333)

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from dovetail.core.cross_layer import Values
-from dovetail.core.ctx import Ctx
-from dovetail.core.layout import TokenLayout
-from dovetail.core.scope import Scope
+from dovetail.nn.cross_layer import Values
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.proof.laws.oracle import Comparison, alone, numbers, oracle, part, row
+from dovetail.spec.scope import Scope
 
 ROWS = [[[float(r)] for r in range(7)]]
 

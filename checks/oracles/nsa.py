@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx, Listener
-from dovetail.core.layout import TokenLayout
-from dovetail.core.scope import Scope
+from dovetail.nn.ctx import Ctx, Listener
+from dovetail.nn.layout import TokenLayout
 from dovetail.ops.attend import using
 from dovetail.proof.laws.oracle import Comparison, alone, numbers, oracle, part, row
+from dovetail.spec.scope import Scope
 
 KEYS, VALUES = [0.0, 0.0, 1.0, 0.0, 0.0, 2.0, 0.0, 1.0], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
 TOKENS = [[1.0, key, value, 1.0] for key, value in zip(KEYS, VALUES, strict=True)]  # the query is 1; the last channel is 1

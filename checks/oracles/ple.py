@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from checks.oracles.wire import another_block, mlp, through
-from dovetail.core.cross_layer import Values
-from dovetail.core.ctx import Ctx
+from dovetail.nn.cross_layer import Values
+from dovetail.nn.ctx import Ctx
 from dovetail.proof.laws.oracle import Comparison, alone, eye, numbers, oracle, part, row
 
 TABLE = [[9.0, 9.0], [3.0, 1.0]]

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import StateError
-from dovetail.core.fold import declared
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import StateError
+from dovetail.nn.layout import TokenLayout
 from dovetail.proof.laws.oracle import Comparison, alone, numbers, oracle, part, row
+from dovetail.spec.fold import declared
 
 
 @oracle("none")

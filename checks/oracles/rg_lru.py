@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.layout import TokenLayout
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.proof.laws.oracle import Comparison, alone, ctx, numbers, oracle, part
 
 HALVES = -1.6649130173488094  # ln(e^{ln 2 / 4} − 1): with a gate r of 1/2, a = e^{−8 · ½ · softplus} = ½

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from dovetail.core.scope import Scope
 from dovetail.proof.laws.oracle import Comparison, alone, numbers, oracle, part, row
+from dovetail.spec.scope import Scope
 
 LOOSE = 1e-6  # transformers computes these in float32
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.layout import TokenLayout
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.proof.laws.oracle import Comparison, alone, ctx, numbers, oracle, part
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from dovetail.core.rows import sequence_rows
+from dovetail.nn.rows import sequence_rows
 from dovetail.ops.implementation import using
 from dovetail.ops.scan import decay, selective, state_space
 from dovetail.ops.scan.conv import causal_conv

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.scope import Scope
 from dovetail.proof.laws.oracle import Comparison, alone, oracle, part, row
+from dovetail.spec.scope import Scope
 
 COS_1, COS_2, COS_3 = 0.5403023059, -0.4161468365, -0.9899924966
 

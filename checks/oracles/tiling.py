@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.layout import TokenLayout
+from dovetail.nn.layout import TokenLayout
 from dovetail.ops import mask as counted
 from dovetail.ops.mask import Run, dense, pairs, plan, same_document, spans
 from dovetail.ops.tiles import Tiling, Tokens, Where, add, put, take

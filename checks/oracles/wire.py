@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.draws import Draws
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.draws import Draws
 from dovetail.proof.laws.oracle import Comparison, alone, eye, numbers, oracle, part, row
 
 SCALES = {

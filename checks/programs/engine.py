@@ -29,9 +29,9 @@ from checks.programs.engine_models import (
 )
 from checks.programs.frame import Kind, Session, Step, wrong
 from checks.programs.interrupt import interrupted
-from dovetail.core.errors import InputError, SpecError
+from dovetail.base.errors import InputError, SpecError
 from dovetail.decoding.sampling import Sampling, masked, sample_tokens
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
 from dovetail.serving.draft_ahead import own_drafter
 from dovetail.serving.engine import Engine
 from dovetail.serving.request import Output, Request

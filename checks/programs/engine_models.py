@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 import dovetail as dt
-from dovetail.core.declared_tensors import adapted_leaves
-from dovetail.core.inputs import default_ctx
 from dovetail.decoding.generation import encode_source
 from dovetail.decoding.steps import Decoder
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
+from dovetail.nn.declared_tensors import adapted_leaves
+from dovetail.nn.inputs import default_ctx
 from dovetail.proof.laws.case import perturbed
 from dovetail.state.pool import Pool
 from dovetail.state.quantized import CacheFormat

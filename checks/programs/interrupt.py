@@ -11,8 +11,8 @@ from typing import Any
 
 import dovetail
 
-ROOT = str(Path(dovetail.__file__).parent)
-ROOMS = tuple(f"{ROOT}/{name}" for name in ("serving/", "state/", "model.py", "generation.py", "sampling.py"))
+ROOT = Path(dovetail.__file__).parent
+ROOMS = tuple(f"{(ROOT / room).resolve(strict=True)}/" for room in ("serving", "state", "model", "decoding"))
 
 
 @contextmanager

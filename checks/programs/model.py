@@ -17,7 +17,7 @@ from torch import Tensor
 
 import dovetail as dt
 from checks.programs.frame import Kind, Session, Step, wrong
-from dovetail.core.errors import DovetailError
+from dovetail.base.errors import DovetailError
 from dovetail.decoding.steps import Decoder
 from dovetail.proof.laws.case import perturbed
 from dovetail.state.pool import Pool

@@ -54,7 +54,7 @@ MUTANTS = (
     Mutant(
         "A16: a prefix mask without causal decodes",
         "engine",
-        "dovetail.core.softmax",
+        "dovetail.nn.softmax",
         "SoftmaxMixer.ahead",
         'if self.order() == "both":',
         "if False:",

@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail.api.engine import EngineOptions
 from dovetail.api.serve import open_app, server_options
-from dovetail.core.errors import UsageError
+from dovetail.base.errors import UsageError
 from dovetail.serving.client import Busy
 from dovetail.serving.http.guard import Gate, Guard
 from dovetail.serving.replicas.relay import Placement, Relay, ReplicaCall, ReplicaLost, answer, merge

@@ -13,15 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.field import bounded
-from dovetail.core.module import Linear, at_least_fp32
-from dovetail.core.part import register
-from dovetail.core.recur import Carry, Recurrent, RecurrentModule
-from dovetail.core.rows import SequenceRows
-from dovetail.core.scope import Scope
-from dovetail.core.weight import State, Weight
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.module import Linear, at_least_fp32
+from dovetail.nn.recur import Carry, Recurrent, RecurrentModule
+from dovetail.nn.rows import SequenceRows
 from dovetail.proof.laws.oracle import Comparison, alone, ctx, oracle, part
+from dovetail.spec.field import bounded
+from dovetail.spec.part import register
+from dovetail.spec.part_proof import Proof
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import State, Weight
 
 
 @register("ema")
@@ -33,7 +34,6 @@ class Ema(Recurrent):
     inner: int = bounded(64, above=0)  # channels of the state
 
     tp_region = True
-    SAMPLES = {"inner": [10, 12]}
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(inner=self.inner)
@@ -54,6 +54,12 @@ class Ema(Recurrent):
         return [State(name="h", axes=("inner",), per="sequence", at_least_fp32=True)] if scope.decodes else []
 
 
+class EmaProof(Proof, of=Ema):
+    """Sampled values."""
+
+    samples = {"inner": [10, 12]}
+
+
 class EmaModule(RecurrentModule, of=Ema):
     """x (rows, n, embed) -> like x."""
 
@@ -64,7 +70,7 @@ class EmaModule(RecurrentModule, of=Ema):
     decay: Tensor
 
     def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
-        v = ctx.tap(self, "v", self.v(x)).to(at_least_fp32(x.dtype))
+        v = ctx.tap(self, "v", self.v(x, ctx)).to(at_least_fp32(x.dtype))
         a = torch.sigmoid(self.decay.to(v.dtype))
         h = v.new_zeros(v.shape[0], v.shape[2]) if carry is None else carry[0]
         states: list[Tensor] = []
@@ -76,7 +82,7 @@ class EmaModule(RecurrentModule, of=Ema):
             h = new if seq.real is None else torch.where(seq.real[:, t, None], new, h)  # padding leaves the state as it was
             states.append(h)
         averages = ctx.tap(self, "h", torch.stack(states, 1).to(x.dtype))
-        return ctx.tap(self, "out", self.o(averages * F.silu(self.gate(x)))), (h,)
+        return ctx.tap(self, "out", self.o(averages * F.silu(self.gate(x, ctx)), ctx)), (h,)
 
 
 @oracle("ema")

@@ -56,12 +56,13 @@ if TYPE_CHECKING:
     from dovetail.api.train import train as train
     from dovetail.api.tune import tune as tune
     from dovetail.api.verify import verify as verify
-    from dovetail.core.check import check as check
-    from dovetail.core.ctx import Ctx as Ctx, Listener as Listener
-    from dovetail.core.errors import DovetailError as DovetailError, SpecError as SpecError
-    from dovetail.core.layout import TokenLayout as TokenLayout
+    from dovetail.base.errors import DovetailError as DovetailError, SpecError as SpecError
     from dovetail.files.spec import from_yaml as from_yaml, load_spec as load_spec, to_yaml as to_yaml
-    from dovetail.model import Block as Block, Model as Model
+    from dovetail.model.model import Model as Model
+    from dovetail.model.transformer import Transformer as Transformer
+    from dovetail.nn.block import Block as Block
+    from dovetail.nn.ctx import Ctx as Ctx, Listener as Listener
+    from dovetail.nn.layout import TokenLayout as TokenLayout
     from dovetail.parts.functional import (
         attention as attention,
         attention_weights as attention_weights,
@@ -70,14 +71,14 @@ if TYPE_CHECKING:
         rope as rope,
         scan as scan,
     )
+    from dovetail.spec.check import check as check
     from dovetail.state.pool import Pool as Pool
-    from dovetail.transformer import Transformer as Transformer
     from dovetail.views.recipe import Recipe as Recipe
 
 
 def _modules() -> dict[str, str]:
     """Return the module of each public name."""
-    from dovetail.core.public_names import public_modules  # when a name is first used: `import dovetail` parses nothing
+    from dovetail.base.public_names import public_modules  # when a name is first used: `import dovetail` parses nothing
 
     return public_modules(__name__)
 
@@ -89,12 +90,12 @@ def __getattr__(name: str) -> Any:
         return sorted(_modules())
     modules = {} if name.startswith("__") else _modules()
     if name not in modules:
-        from dovetail.core.errors import did_you_mean
+        from dovetail.base.errors import did_you_mean
 
         raise AttributeError(f"dovetail has no {name!r}; {did_you_mean(name, modules)}".removesuffix("; "))
     public = getattr(importlib.import_module(modules[name]), name)
     if not isinstance(public, type):  # classes are decorated where they stand
-        from dovetail.core.option import public_function
+        from dovetail.base.option import public_function
 
         public = public_function(public)
     globals()[name] = public

@@ -20,10 +20,14 @@ from typing import Any
 
 import torch
 
-from dovetail.core.check import check
-from dovetail.core.ctx import Ctx
-from dovetail.core.dtypes import SHORT, dtype_of, short_dtype_name
-from dovetail.core.fold import (
+from dovetail.base.dtypes import SHORT, dtype_of, short_dtype_name
+from dovetail.model.model import Model
+from dovetail.model.multi_token import head_reads, reads_tokens
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import make
+from dovetail.spec.check import check
+from dovetail.spec.fold import (
     active_parameters,
     ahead_flops,
     attention_flops,
@@ -33,14 +37,10 @@ from dovetail.core.fold import (
     position_limit,
     states as declared_states,
 )
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import make
-from dovetail.core.multi_token import head_reads, reads_tokens
-from dovetail.core.part import Part, default_of, plain, walk, weights_of
-from dovetail.core.part_info import summary_of
-from dovetail.core.scope import Scope
-from dovetail.core.weight import State
-from dovetail.model import Model
+from dovetail.spec.part import Part, default_of, plain, walk, weights_of
+from dovetail.spec.part_info import summary_of
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import State
 
 DTYPES = {short: torch.float8_e4m3fn if name == "float8" else dtype_of(name) for short, name in SHORT.items()}
 BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import dovetail as dt
-from dovetail.core.errors import FileError, SpecError
+from dovetail.base.errors import FileError, SpecError
 from dovetail.files.spec import load_spec
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import dovetail as dt
-from dovetail.core.errors import SpecError, UsageError
+from dovetail.base.errors import SpecError, UsageError
 
 SPEC = "{width: 28, vocab: 270, layers: [{repeat: 3, mixer: {heads: 2, kv_heads: 2}, ffn: {hidden: 44}}]}"
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom.\n" * 40

@@ -13,8 +13,8 @@ import pytest
 
 import dovetail as dt
 from dovetail.api.training_plan import TrainingPlan
+from dovetail.base.errors import UsageError
 from dovetail.cli import main
-from dovetail.core.errors import UsageError
 
 SPEC = """
 width: 64

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dovetail as dt
-from dovetail.core.errors import FileError, SpecError
+from dovetail.base.errors import FileError, SpecError
 from dovetail.files.model_dir import save
 from dovetail.files.spec import from_yaml
 from dovetail.text.learn import learn

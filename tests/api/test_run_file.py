@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import dovetail as dt
+from dovetail.base.errors import FileError, UsageError
+from dovetail.base.option import parameters
+from dovetail.base.termination import Interrupt
+from dovetail.base.units import read_count
 from dovetail.cli import main
 from dovetail.cli.command import command_of
-from dovetail.core.errors import FileError, UsageError
-from dovetail.core.option import parameters
-from dovetail.core.termination import Interrupt
-from dovetail.core.units import read_count
 from dovetail.disk.yaml import parse_yaml
 from dovetail.training import metrics
 

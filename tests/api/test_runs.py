@@ -16,8 +16,8 @@ import torch
 
 import dovetail as dt
 from dovetail.api import train_job
+from dovetail.base.errors import FileError
 from dovetail.cli import main
-from dovetail.core.errors import FileError
 
 SPEC = "{width: 28, vocab: 270, layers: [{repeat: 2, mixer: {heads: 2, kv_heads: 1}, ffn: {hidden: 44}}]}"
 SMALL: dict[str, Any] = {"batch": 4, "length": 16, "sample": 0, "quiet": True, "steps": 3, "evals": 1}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dovetail as dt
-from dovetail.core.errors import UsageError
+from dovetail.base.errors import UsageError
 from dovetail.files.model_dir import save
 from dovetail.files.spec import from_yaml, load_spec
 from dovetail.hf.write import export_directory

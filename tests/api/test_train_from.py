@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import dovetail as dt
+from dovetail.base.errors import FileError, UsageError
 from dovetail.cli import main
-from dovetail.core.errors import FileError, UsageError
 from dovetail.disk.yaml import parse_yaml
 from dovetail.training.ranks import Ranks
 

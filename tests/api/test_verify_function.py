@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import dovetail as dt
-from dovetail.core.errors import FileError, SpecError, UsageError
+from dovetail.base.errors import FileError, SpecError, UsageError
 from dovetail.files.spec import from_yaml
 
 TEXT = "{width: 28, vocab: 62, layers: [{repeat: 2, mixer: {heads: 6, kv_heads: 2, head: 12}, ffn: {hidden: 44}}]}"

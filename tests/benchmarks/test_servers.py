@@ -50,7 +50,7 @@ def test_a_text_of_characters_keeps_its_tokens_when_it_is_cut(modules: Any, text
 
 def test_a_server_that_ends_at_once_is_an_error_with_its_log(modules: Any, tmp_path: Path) -> None:
     real_servers, _ = modules
-    from dovetail.core.errors import FileError
+    from dovetail.base.errors import FileError
 
     broken = real_servers.Server("broken", ("-c", "raise SystemExit('no such model')"), package="dovetail")
     with pytest.raises(FileError, match="no such model"), real_servers.running(broken, tmp_path, "float32", tmp_path / "log"):

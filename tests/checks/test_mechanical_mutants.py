@@ -78,13 +78,13 @@ def test_a_mutant_that_changes_nothing_survives():
     assert message == ""
 
 
-def test_sites_reach_state_core_dist_model_floats_and_constants():
+def test_sites_reach_state_nn_parallel_model_floats_and_constants():
     possible = sites.sites()
     rooms = {site.file.partition("/")[0] for site in possible}
-    assert rooms == {"parts", "ops", "state", "core", "model.py", "construction.py", "parallel"}
+    assert rooms == {"parts", "ops", "state", "base", "spec", "nn", "model", "parallel"}
     constants = [site.name for site in possible if site.within == ""]
     assert any("parts/ffn/router.py" in name and "0.001: 0.0015" in name for name in constants)
-    assert not any(name.startswith("core/errors.py") for name in (site.name for site in possible))
+    assert not any(name.startswith("base/errors.py") for name in (site.name for site in possible))
     visitor = sites.Visitor()
     visitor.visit(ast.parse("CHUNK = 4\nRATE = 0.5\nlocal = 3\n"))
     assert [what for _, what in visitor.found] == ["0.5: 0.75"]

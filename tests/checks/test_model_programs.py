@@ -11,10 +11,10 @@ import pytest
 
 from checks.programs.frame import run, sample
 from checks.programs.kinds import kind_of
-from dovetail.core.declared_tensors import adapted_leaves
-from dovetail.core.fused import join
 from dovetail.data.loader import Loader
 from dovetail.decoding import steps
+from dovetail.nn.declared_tensors import adapted_leaves
+from dovetail.nn.fused import fuse
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.weights.adapters import attach as attaching, multi_lora
 
@@ -31,7 +31,7 @@ def test_a_few_programs_pass(kind: str, programs: int) -> None:
 
 def joined_in_inference_mode(patch: Patch) -> None:
     """A15."""
-    patch.setattr(steps, "join", join.__wrapped__)  # type: ignore[attr-defined]
+    patch.setattr(steps, "fuse", fuse.__wrapped__)  # type: ignore[attr-defined]
 
 
 def banks_take_all_adapters(patch: Patch) -> None:

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import dovetail as dt
+from dovetail.base.errors import InputError
 from dovetail.cli import main
-from dovetail.core.errors import InputError
 from dovetail.decoding.generation import Vocabulary
 from dovetail.text.chat import ChatTemplate
 from dovetail.text.learn import learn

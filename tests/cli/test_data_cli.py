@@ -9,8 +9,8 @@ import pytest
 
 import dovetail as dt
 from dovetail.api.show_data import show_data
+from dovetail.base.errors import UsageError
 from dovetail.cli import main
-from dovetail.core.errors import UsageError
 from dovetail.decoding.generation import Vocabulary
 from dovetail.text.learn import learn
 

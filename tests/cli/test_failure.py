@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.base.errors import Diverged, SpecError
 from dovetail.cli import main
 from dovetail.cli.command import Command
 from dovetail.cli.failure import DEBUG, INTERNAL, Terminated, describe
-from dovetail.core.errors import Diverged, SpecError
 
 SAVING = """
 import sys, time

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from dovetail.cli import main
-from dovetail.core.ctx import Ctx
-from dovetail.core.layout import TokenLayout
 from dovetail.hf.load import load
 from dovetail.hf.write import KEPT_CONFIG, export_directory, import_directory
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.views.bar import loss_bar, sparkline
 
 SIZES = ["--batch=4", "--length=16"]

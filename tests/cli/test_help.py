@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from dovetail import __version__
+from dovetail.base.dtypes import dtype_name
+from dovetail.base.errors import SpecError
 from dovetail.cli import VERBS, main
 from dovetail.cli.command import command_of
-from dovetail.core.dtypes import dtype_name
-from dovetail.core.errors import SpecError
 
 
 def help_of(verb: str, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:

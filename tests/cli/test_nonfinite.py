@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from dovetail.cli import main
 from dovetail.cli.output import to_json
-from dovetail.construction import build
 from dovetail.files.model_dir import WEIGHTS_FILE, save
 from dovetail.files.spec import from_yaml
 from dovetail.hf.write import export_directory
+from dovetail.model.construction import build
 from dovetail.text.learn import learn
 
 SPEC = from_yaml("{dovetail: 1, width: 28, vocab: 270, layers: [{repeat: 2, mixer: {heads: 2, head: 14}, ffn: {hidden: 44}}]}")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dovetail.cli import main
-from dovetail.core.group import GROUPS
-from dovetail.core.part import KINDS
+from dovetail.nn.groups import GROUPS
+from dovetail.spec.part import KINDS
 
 
 def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:

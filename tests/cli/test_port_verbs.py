@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from dovetail.cli import main
-from dovetail.construction import build
 from dovetail.files.model_dir import save
 from dovetail.files.spec import from_yaml
 from dovetail.hf.dialect import DIALECTS
+from dovetail.model.construction import build
 
 SPEC = from_yaml("""
 width: 24

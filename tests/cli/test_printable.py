@@ -12,12 +12,12 @@ from rich.table import Table
 from rich.text import Text
 from safetensors.torch import load_file, save_file
 
+from dovetail.base.errors import printable
 from dovetail.cli import main
 from dovetail.cli.output import SafeConsole, print_error, print_line, print_text
-from dovetail.construction import build
-from dovetail.core.errors import printable
 from dovetail.files.model_dir import WEIGHTS_FILE, save
 from dovetail.files.spec import SPEC_FILE, from_yaml, to_yaml
+from dovetail.model.construction import build
 from dovetail.text.learn import learn
 
 EVIL = "x\x1b[2K\x1b]0;own\x07\r\x9b1Adovetail: all is well\u202e\u2066"

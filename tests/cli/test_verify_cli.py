@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dovetail.cli import main
-from dovetail.construction import build
 from dovetail.files.model_dir import save
 from dovetail.files.spec import from_yaml
+from dovetail.model.construction import build
 
 SPEC = from_yaml("{width: 28, vocab: 62, layers: [{repeat: 2, mixer: {heads: 6, kv_heads: 2, head: 12}, ffn: {hidden: 44}}]}")
 

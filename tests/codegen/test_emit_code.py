@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.codegen.code import WIDTH, Call, File, fill, laid, signature
+from dovetail.codegen.code import WIDTH, Call, File, fill, signature, wrapped
 
 TEMPLATE = """
 always = $value
@@ -34,21 +34,21 @@ def test_the_longer_placeholder_is_filled_first() -> None:
 
 def test_a_call_is_laid_out_as_wide_as_it_fits() -> None:
     short = Call.to("f", a=1, b=2.5, c=None)
-    assert laid("x = ", short, "", 4) == "x = f(a=1, b=2.5)"
+    assert wrapped("x = ", short, "", 4) == "x = f(a=1, b=2.5)"
     names = {f"argument_{i}": i for i in range(6)}
-    middle = laid("x = ", Call.to("function", **names), "", 8)
+    middle = wrapped("x = ", Call.to("function", **names), "", 8)
     assert middle.split("\n") == [
         "x = function(",
         " " * 12 + ", ".join(f"{key}={value}" for key, value in names.items()),
         " " * 8 + ")",
     ]
-    long = laid("x = ", Call.to("f", first=short, **{f"argument_{i}": i for i in range(9)}), "", 4)
+    long = wrapped("x = ", Call.to("f", first=short, **{f"argument_{i}": i for i in range(9)}), "", 4)
     assert long.split("\n")[1] == " " * 8 + "first=f(a=1, b=2.5),"
     assert all(len(line) <= WIDTH for line in long.split("\n"))
 
 
 def test_an_open_call_opens_what_holds_it() -> None:
-    text = laid("", Call.to("outer", inner=Call.to("inner", a=1).opened()), "", 0)
+    text = wrapped("", Call.to("outer", inner=Call.to("inner", a=1).opened()), "", 0)
     assert text == "outer(\n    inner=inner(\n        a=1,\n    ),\n)"
 
 

@@ -14,22 +14,22 @@ import pytest
 import torch
 from torch import Tensor
 
+from dovetail.base.errors import SpecError
 from dovetail.codegen.file import emit
 from dovetail.codegen.registry import WRITERS
-from dovetail.construction import generator
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import declared
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import tensor_at
-from dovetail.core.part import KINDS, walk_spec
-from dovetail.core.scope import Scope
 from dovetail.disk.tensors import write_tensors
 from dovetail.files.model_dir import save
 from dovetail.files.spec import from_yaml, load_spec, zoo
-from dovetail.model import Model, ModelModule
+from dovetail.model.construction import generator
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import tensor_at
 from dovetail.proof.laws.case import Case, perturbed
 from dovetail.proof.laws.sample import attempt
+from dovetail.spec.fold import declared
+from dovetail.spec.part import KINDS, walk_spec
+from dovetail.spec.scope import Scope
 
 ALONE = ("gpt2-tiny", "bert-tiny", "t5-tiny", "vit-tiny", "mixtral-tiny", "mamba2-tiny")
 LINES = {"llama-tiny": 200, "gpt2-tiny": 200, "bert-tiny": 200, "vit-tiny": 200, "mamba2-tiny": 215, "mixtral-tiny": 260}

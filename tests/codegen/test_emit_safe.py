@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from dovetail.base.errors import SpecError
 from dovetail.cli import main
 from dovetail.codegen.code import fill, in_docstring, literal
 from dovetail.codegen.file import emit
 from dovetail.codegen.observe import observed
-from dovetail.core.errors import SpecError
-from dovetail.core.part import KINDS, Part
 from dovetail.disk.untrusted import pickle_refusal
 from dovetail.files.model_dir import save
 from dovetail.files.spec import from_yaml, load_spec
-from dovetail.model import Model
+from dovetail.model.model import Model
 from dovetail.proof.laws.case import perturbed
+from dovetail.spec.part import KINDS, Part
 
 SMALL = """
 width: 28

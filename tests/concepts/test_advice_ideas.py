@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.core.check import advice, check
 from dovetail.files.spec import changed, from_yaml, load_spec
+from dovetail.spec.check import advice, check
 
 HEALTHY = from_yaml("{width: 512, vocab: 100, layers: [{repeat: 4, mixer: {heads: 8, kv_heads: 2}}]}")
 ENCODER = from_yaml(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.core.fold import attention_flops, matmul_flops, parameters
 from dovetail.files.spec import from_yaml, load_spec
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.spec.fold import attention_flops, matmul_flops, parameters
 
 
 def test_seven_billion_is_6_74_billion() -> None:

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx, Listener
-from dovetail.core.fold import state_values
-from dovetail.core.group import Mask
-from dovetail.core.layout import TokenLayout
-from dovetail.core.part import KINDS, from_data
-from dovetail.core.scope import Scope
-from dovetail.core.view import Edit, Scoring
 from dovetail.files.spec import from_yaml
+from dovetail.nn.ctx import Ctx, Listener
+from dovetail.nn.groups import Mask
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.view import Edit, Scoring
 from dovetail.ops.attend import attend, offering, using
 from dovetail.proof.laws.oracle import alone, eye
+from dovetail.spec.fold import state_values
+from dovetail.spec.part import KINDS, from_data
+from dovetail.spec.scope import Scope
 
 WIDTH, HEADS, GROUPS, HEAD = 28, 6, 2, 12
 SIZES = {"q": HEADS, "k": GROUPS, "v": GROUPS}

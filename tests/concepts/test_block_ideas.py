@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx, Listener
-from dovetail.core.fold import parameters
-from dovetail.core.group import GROUPS, Wire
-from dovetail.core.layout import TokenLayout
-from dovetail.core.part import KINDS
 from dovetail.files.spec import changed, from_yaml, load_spec
+from dovetail.model.construction import build
+from dovetail.nn.ctx import Ctx, Listener
+from dovetail.nn.groups import GROUPS, Wire
+from dovetail.nn.layout import TokenLayout
 from dovetail.proof.laws.oracle import alone
+from dovetail.spec.fold import parameters
+from dovetail.spec.part import KINDS
 
 
 def part(kind: str, **fields: Any) -> Any:

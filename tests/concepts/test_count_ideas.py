@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from dovetail.core.fold import declared, parameters
 from dovetail.files.spec import from_yaml, load_spec
-from dovetail.model import Model
+from dovetail.model.model import Model
 from dovetail.ops.formats.kinds import NF4, Int4
+from dovetail.spec.fold import declared, parameters
 from dovetail.weights.adapters.attach import read_adapter, targeted
 
 

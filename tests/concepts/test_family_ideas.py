@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx
-from dovetail.core.layout import TokenLayout
 from dovetail.files.spec import changed, from_yaml, load_spec
-from dovetail.model import ModelModule
+from dovetail.model.construction import build
+from dovetail.model.model import ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.state.pool import Pool
 
 

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dovetail.construction import build
-from dovetail.core.check import advice
-from dovetail.core.ctx import Ctx
-from dovetail.core.fold import state_values
-from dovetail.core.group import Mask
-from dovetail.core.layout import TokenLayout
-from dovetail.core.part import KINDS, from_data
-from dovetail.core.scope import Scope
-from dovetail.core.view import Scoring
 from dovetail.files.spec import from_yaml
+from dovetail.model.construction import build
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Mask
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.view import Scoring
 from dovetail.ops.attend import attend, using
+from dovetail.spec.check import advice
+from dovetail.spec.fold import state_values
+from dovetail.spec.part import KINDS, from_data
+from dovetail.spec.scope import Scope
 from dovetail.state.pool import Pool
 from dovetail.state.slots import Paged
 

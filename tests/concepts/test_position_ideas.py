@@ -11,13 +11,13 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import StateError
-from dovetail.core.layout import TokenLayout
-from dovetail.core.part import KINDS
+from dovetail.base.errors import StateError
 from dovetail.files.spec import from_yaml
+from dovetail.model.construction import build
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.proof.laws.oracle import alone
+from dovetail.spec.part import KINDS
 
 
 def part(kind: str, **fields: Any) -> Any:

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx, Listener
-from dovetail.core.fold import state_values
-from dovetail.core.layout import TokenLayout
 from dovetail.files.spec import from_yaml, load_spec
+from dovetail.model.construction import build
+from dovetail.nn.ctx import Ctx, Listener
+from dovetail.nn.layout import TokenLayout
+from dovetail.spec.fold import state_values
 
 RECURRENT = ("rnn", "lstm", "gru", "mamba", "mamba2", "s4")
 

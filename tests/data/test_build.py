@@ -18,7 +18,7 @@ import pytest
 import dovetail as dt
 from dovetail.api.build_data import build_data
 from dovetail.api.show_data import show_data
-from dovetail.core.errors import FileError, ResourceError, UsageError
+from dovetail.base.errors import FileError, ResourceError, UsageError
 from dovetail.data import duplicates, executors
 from dovetail.data.build import WORK
 from dovetail.data.corpora import open_tokens

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.core.errors import FileError
-from dovetail.core.limits import CHAT_MESSAGES
+from dovetail.base.errors import FileError
+from dovetail.base.limits import CHAT_MESSAGES
 from dovetail.data.chats import read_answers, read_judged, read_preferences, read_prompts, read_rows
 from dovetail.text.conversation import Chat, Completion
 

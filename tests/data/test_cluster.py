@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.api.build_data import build_data
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".peers" / "ray" / "bin" / "python"
@@ -20,7 +20,7 @@ SCRIPT = """
 import json, sys, time
 from ray.cluster_utils import Cluster
 from dovetail.api.build_data import build_data
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.data import plan
 from dovetail.data.executors import RayCluster
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.data import corpus as room
 from dovetail.data.corpus import Corpus, read_corpus
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.core.errors import FileError, UsageError
+from dovetail.base.errors import FileError, UsageError
 from dovetail.data import formats
 from dovetail.data.formats import FORMATS, Options, Text, format_of
 from dovetail.data.plan import Settings, expand, make_plan

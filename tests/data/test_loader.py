@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.core.errors import FileError, InputError, UsageError
-from dovetail.core.layout import TokenLayout
-from dovetail.core.loss import IGNORED
+from dovetail.base.errors import FileError, InputError, UsageError
 from dovetail.data.bits import bits_per_byte
 from dovetail.data.corpora import Tokens, open_tokens
 from dovetail.data.corpus import Batch
 from dovetail.data.loader import LengthWarmup, Loader, evaluation, to_batch
 from dovetail.data.stream import Stream, Window
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.loss import IGNORED
 
 Write = Callable[..., Path]
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.data.corpora import open_tokens
 
 

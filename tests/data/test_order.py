@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dovetail.core.errors import UsageError
+from dovetail.base.errors import UsageError
 from dovetail.data.stream import GOLDEN, MODULUS, Choice, Permutation, floor_sum
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.data import blocks
 from dovetail.data.blocks import BLOCK, CheckedFile, OpenFiles, block_crcs
 from dovetail.data.corpora import ShardedTokens, open_tokens, verify_shards

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from dovetail import parts
-from dovetail.core.errors import SpecError
-from dovetail.core.loss import IGNORED
-from dovetail.core.part import KINDS
+from dovetail.base.errors import SpecError
 from dovetail.data.tasks.task import SyntheticTask, read_synthetic_task
+from dovetail.nn.loss import IGNORED
+from dovetail.spec.part import KINDS
 
 Answers = dict[int, int]  # by position
 

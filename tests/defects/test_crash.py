@@ -22,14 +22,14 @@ import torch
 import yaml
 
 import dovetail as dt
-from dovetail.construction import build
-from dovetail.core.errors import DovetailError, FileError, SpecError
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import DovetailError, FileError, SpecError
 from dovetail.data.corpus import Batch
 from dovetail.data.manifest import Manifest
 from dovetail.disk.shape import data_sha256
 from dovetail.files.spec import from_yaml
 from dovetail.hf.peft import read_peft, write_peft
+from dovetail.model.construction import build
+from dovetail.nn.layout import TokenLayout
 from dovetail.parallel.layout import Layout
 from dovetail.planning.trace import Setting, trace_step
 from dovetail.training.checkpoint import read_manifest
@@ -48,7 +48,7 @@ import hashlib, subprocess, sys, time, weakref
 from pathlib import Path
 from dovetail import cli
 from dovetail.cli.command import Command
-from dovetail.core.termination import delaying
+from dovetail.base.termination import delaying
 
 class Thing:
     pass

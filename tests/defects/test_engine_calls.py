@@ -8,9 +8,9 @@ import torch
 import dovetail as dt
 from checks.programs.engine_models import VOCAB, change_weights, logits_of, model_of
 from checks.programs.interrupt import interrupted
-from dovetail.core.errors import InputError, SpecError, StateError
+from dovetail.base.errors import InputError, SpecError, StateError
 from dovetail.decoding.generation import generate_tokens
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
 from dovetail.proof.laws.case import perturbed
 from dovetail.serving.engine import Engine
 from dovetail.serving.request import Output, Request

@@ -17,10 +17,10 @@ import pytest
 
 import dovetail as dt
 from dovetail.api.checks import check_output
+from dovetail.base.errors import DISTRIBUTION, FileError, install_command
+from dovetail.base.extensions import load_parts
 from dovetail.cli import VERBS, main
 from dovetail.cli.command import command_of
-from dovetail.core.errors import DISTRIBUTION, FileError, install_command
-from dovetail.core.extensions import load_parts
 from dovetail.decoding.generation import Vocabulary
 from dovetail.files.spec import to_yaml
 from dovetail.proof.compare.engines import engines, interpreter, record_engine

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import dovetail as dt
-from dovetail.core.errors import FileError, UsageError
+from dovetail.base.errors import FileError, UsageError
 from dovetail.files.spec import from_yaml
 from dovetail.proof.laws.case import Case
 from dovetail.proof.laws.cover import Factor, PairCover, all_factors, holds, meeting

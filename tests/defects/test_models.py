@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import dovetail as dt
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.decoding.beam import beam_search
 from dovetail.decoding.embedding import Embedder
 from dovetail.decoding.generation import Vocabulary

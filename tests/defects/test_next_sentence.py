@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 import dovetail as dt
-from dovetail.core.errors import FileError, SpecError
+from dovetail.base.errors import FileError, SpecError
 from dovetail.disk.model_files import CONFIG_FILE, WEIGHTS_FILE
 from dovetail.hf.hf import from_hf, to_hf
 from dovetail.hf.tensors import DroppedTensors

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import dovetail as dt
-from dovetail.construction import build
-from dovetail.core.errors import FileError, SpecError, UsageError
+from dovetail.base.errors import FileError, SpecError, UsageError
 from dovetail.data.rows import read_pairs
 from dovetail.disk.yaml import parse_yaml
 from dovetail.files.spec import from_yaml, to_yaml
-from dovetail.model import Model
+from dovetail.model.construction import build
+from dovetail.model.model import Model
 from dovetail.proof.laws.case import Case, NotApplicable
 from dovetail.proof.laws.suite import LAWS
 from dovetail.training.pairs import bleu, counts

@@ -12,17 +12,17 @@ import torch
 from tokenizers import Tokenizer as Engine, models, normalizers, pre_tokenizers, processors
 
 import dovetail as dt
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import FileError, InputError, SpecError, UsageError
-from dovetail.core.layout import TokenLayout
-from dovetail.core.loss import IGNORED
+from dovetail.base.errors import FileError, InputError, SpecError, UsageError
 from dovetail.data.rows import read_tagged_words
 from dovetail.decoding.tagging import encode_words
 from dovetail.disk.model_files import CLASSES_FILE, CONFIG_FILE
 from dovetail.files.model_dir import save
 from dovetail.files.spec import from_yaml
 from dovetail.hf.write import export_directory, import_directory
+from dovetail.model.construction import build
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.loss import IGNORED
 from dovetail.text.learn import KINDS, learn
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.loop import measure

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dovetail.core.errors import Diverged, FileError
+from dovetail.base.errors import Diverged, FileError
 from dovetail.experiments.results import result_file
 
 COMPLETE = "-was-complete"  # of a start that must not be

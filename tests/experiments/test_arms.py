@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from lab_designs import lab
 
-from dovetail.core.errors import FileError, SpecError
+from dovetail.base.errors import FileError, SpecError
 from dovetail.disk.yaml import dump_yaml
 from dovetail.experiments.arms import build_arms
 from dovetail.experiments.design import MATCHES, Tuning, read_design
@@ -118,3 +118,11 @@ def test_the_labs_of_the_docs_have_arms_of_equal_cost(name: str, monkeypatch: py
     if design.match is not None:
         costs = [BUDGETS[MATCHES[design.match]](arm.spec, 128) for arm in (base, *arms)]
         assert max(costs) <= 1.02 * min(costs)
+
+
+def test_an_arm_that_learns_another_task_is_refused() -> None:
+    arms = {"local": {"set": {"layers.*.mixer.mask": [{"kind": "window", "size": 8}]}}}
+    with pytest.raises(SpecError, match=r"arms\.local: is trained by masked_tokens and base by next_token, whose val_loss"):
+        build_arms(read_design(lab(arms=arms)))
+    probed = lab(arms=arms, metric="probe_accuracy", probe={"tasks": ["needle"], "lengths": [64]})
+    assert set(build_arms(read_design(probed))) == {"base", "local"}

@@ -13,7 +13,7 @@ import pytest
 from lab_designs import lab
 from lab_kills import kill_repeatedly
 
-from dovetail.core.errors import DovetailError, FileError
+from dovetail.base.errors import DovetailError, FileError
 from dovetail.disk.yaml import dump_yaml
 from dovetail.experiments.design import LabDesign, read_design
 from dovetail.experiments.lab import LabState, run_lab
@@ -205,12 +205,15 @@ def test_thirty_kills_of_a_lab_and_its_processes_change_no_verdict(place: Path, 
     assert sum(count - 1 for count in started.values()) <= 2 * kills["lab"] + kills["worker"]  # those in the middle
 
 
-def test_a_run_is_found_by_its_hash_whatever_its_name(place: Path) -> None:
+@pytest.mark.parametrize("name", ["older", "base-20k-1.5M"])
+def test_a_run_is_found_by_its_hash_whatever_its_name(place: Path, name: str) -> None:
     state = LabState(design(), Path("out"))
     wanted = state.run("gqa", 0)
     assert find_run(state.runs, wanted) == state.runs / wanted.name
-    other = state.runs / f"older-seed0-{wanted.key}"
-    other.with_suffix(".json").write_text("{}", encoding="utf-8")
+    other = state.runs / f"{name}-seed0-{wanted.key}"
+    other.mkdir()
+    assert find_run(state.runs, wanted) == other
+    result_file(other).write_text("{}", encoding="utf-8")
     (state.runs / f".x-{wanted.key}").mkdir()
     assert find_run(state.runs, wanted) == other
     assert result_file(other).is_file()

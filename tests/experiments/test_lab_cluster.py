@@ -13,7 +13,7 @@ import fake_training
 import pytest
 from lab_designs import lab
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.disk.yaml import dump_yaml
 from dovetail.experiments.design import read_design
 from dovetail.experiments.lab import run_lab

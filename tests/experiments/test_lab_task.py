@@ -9,7 +9,7 @@ import pytest
 from lab_designs import lab
 
 import dovetail as dt
-from dovetail.core.errors import DovetailError, FileError, SpecError
+from dovetail.base.errors import DovetailError, FileError, SpecError
 from dovetail.experiments.arms import build_arms
 from dovetail.experiments.design import read_design
 from dovetail.experiments.lab_runs import digests, request

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from lab_designs import lab
 
-from dovetail.core.errors import FileError, SpecError
-from dovetail.core.fold import parameters
+from dovetail.base.errors import FileError, SpecError
 from dovetail.disk.atomic import write_atomically
 from dovetail.experiments.arms import build_arms
 from dovetail.experiments.design import read_design
@@ -20,6 +19,7 @@ from dovetail.experiments.lab_runs import find_run
 from dovetail.experiments.report import LabReport, lab_report
 from dovetail.experiments.results import result_file, result_text
 from dovetail.experiments.scaling import ScalingLaw
+from dovetail.spec.fold import parameters
 from dovetail.views.blocks import result_text as text_of
 from dovetail.views.lab import lab_page, lab_view
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import dovetail as dt
-from dovetail.core.errors import DovetailError, SpecError, UsageError
+from dovetail.base.errors import DovetailError, SpecError, UsageError
 from dovetail.data.tasks.task import read_synthetic_task
 from dovetail.decoding.scoring import probable_tokens
 from dovetail.experiments.long_context import (

@@ -15,7 +15,7 @@ import pytest
 from lab_designs import lab
 
 import dovetail as dt
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.experiments.design import read_design
 from dovetail.experiments.lab import LabState
 from dovetail.experiments.outside import evaluate_tasks, task_scores

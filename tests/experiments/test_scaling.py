@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.core.errors import DovetailError, FileError
+from dovetail.base.errors import DovetailError, FileError
 from dovetail.experiments.scaling import (
     BeyondReach,
     ScalingFit,

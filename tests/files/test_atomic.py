@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.disk import atomic
 from dovetail.disk.atomic import check_writable, write_atomically, writing
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 import dovetail as dt
+from dovetail.base.errors import FileError
 from dovetail.cli import main
-from dovetail.construction import build
-from dovetail.core.errors import FileError
 from dovetail.data.corpus import Batch, Corpus
 from dovetail.disk.model_files import MODEL_FILES, foreign
 from dovetail.files.model_dir import check_replaceable, save
 from dovetail.files.spec import from_yaml
 from dovetail.hf.load import load
 from dovetail.hf.write import export_directory, import_directory
+from dovetail.model.construction import build
 
 SPEC = from_yaml("{width: 24, vocab: 270, layers: [{repeat: 2, mixer: {heads: 2, head: 12}, ffn: {hidden: 44}}]}")
 REFUSED = r"model: holds files that are not the model's: eval/, notes.txt; move them, or choose another path"

@@ -6,15 +6,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import FileError
-from dovetail.core.fold import declared
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import tensor_at
+from dovetail.base.errors import FileError
 from dovetail.files.model_dir import WEIGHTS_FILE, save
 from dovetail.files.spec import SPEC_FILE, from_yaml
 from dovetail.hf.load import load
+from dovetail.model.construction import build
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import tensor_at
+from dovetail.spec.fold import declared
 
 SPEC = from_yaml("""
 dovetail: 1

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.disk import replace
 from dovetail.disk.replace import replacing, set_aside
 

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.disk.tensors import DTYPES, TensorFile, write_tensors
 
 KINDS = [dtype for dtype in DTYPES.values() if dtype is not torch.float8_e8m0fnu]

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from dovetail.core.check import check
-from dovetail.core.errors import FileError, SpecError
-from dovetail.core.limits import SPEC_BYTES, SPEC_FIELDS, SPEC_ITEMS, SPEC_LAYERS
+from dovetail.base.errors import FileError, SpecError
+from dovetail.base.limits import SPEC_BYTES, SPEC_FIELDS, SPEC_ITEMS, SPEC_LAYERS
 from dovetail.disk import yaml as reader
 from dovetail.disk.yaml import dump_yaml, parse_yaml, read_text
 from dovetail.files.spec import from_yaml
+from dovetail.spec.check import check
 
 LAUGHS = "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n"
 

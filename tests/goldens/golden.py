@@ -18,13 +18,13 @@ from typing import Any
 import torch
 
 from dovetail.account import account
-from dovetail.construction import generator
-from dovetail.core.ctx import Losses
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.decoding.generation import check_generates, generate_tokens
 from dovetail.disk.yaml import dump_yaml
 from dovetail.files.spec import from_yaml, load_spec, zoo
-from dovetail.model import Model
+from dovetail.model.construction import generator
+from dovetail.model.model import Model
+from dovetail.nn.ctx import Losses
 from dovetail.proof.laws.case import DTYPE, Case
 from dovetail.state.pool import Pool
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from dovetail.construction import build
-from dovetail.core.errors import DovetailError
+from dovetail.base.errors import DovetailError
 from dovetail.files.model_dir import INDEX_FILE, WEIGHTS_FILE, save
 from dovetail.files.spec import from_yaml
 from dovetail.hf.load import load
 from dovetail.hf.write import export_directory
+from dovetail.model.construction import build
 
 SPEC = from_yaml("""
 width: 24

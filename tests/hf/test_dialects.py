@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from dovetail.construction import build
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.hf.check import check_dialect
 from dovetail.hf.dialect import DIALECTS
 from dovetail.hf.dialect.llama import LLAMA
 from dovetail.hf.field import Copy
 from dovetail.hf.hf import export_tensors, from_hf, import_tensors, to_hf
 from dovetail.hf.table import Row
+from dovetail.model.construction import build
 from dovetail.proof.laws.ported import in_family
 
 SIZES = {"vocab_size": 62, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}

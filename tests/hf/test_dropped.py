@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import dovetail
+from dovetail.base.errors import FileError
 from dovetail.cli import main
-from dovetail.construction import build
-from dovetail.core.errors import FileError
 from dovetail.files.model_dir import WEIGHTS_FILE, save
 from dovetail.hf.hf import export_tensors, import_tensors
 from dovetail.hf.load import load_reporting
 from dovetail.hf.tensors import Dropped, DroppedTensors
 from dovetail.hf.write import export_directory, import_directory
+from dovetail.model.construction import build
 from dovetail.proof.laws.ported import in_family
 
 # buffers of older files: the pattern of their names, the reason, two names

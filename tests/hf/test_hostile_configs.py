@@ -12,7 +12,7 @@ import pytest
 from fuzz import cases
 from hostile import grown
 
-from dovetail.core.errors import DovetailError
+from dovetail.base.errors import DovetailError
 from dovetail.disk.tensors import write_tensors
 from dovetail.files.model_dir import WEIGHTS_FILE
 from dovetail.hf.load import find_spec, load

@@ -21,15 +21,15 @@ from transformers.modeling_layers import MtpModel
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextDecoderLayer, Qwen3NextRotaryEmbedding
 
 import dovetail
-from dovetail.core.ctx import Ctx, Listener
-from dovetail.core.errors import FileError, SpecError
-from dovetail.core.fold import parameters
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import FileError, SpecError
 from dovetail.files.model_dir import WEIGHTS_FILE
 from dovetail.hf.hf import from_hf, to_hf
 from dovetail.hf.load import find_spec
 from dovetail.hf.write import export_directory, import_directory
-from dovetail.transformer import Transformer
+from dovetail.model.transformer import Transformer
+from dovetail.nn.ctx import Ctx, Listener
+from dovetail.nn.layout import TokenLayout
+from dovetail.spec.fold import parameters
 
 COUNT = "num_nextn_predict_layers"
 TOKENS = torch.randint(0, 61, (2, 9), generator=torch.Generator().manual_seed(1))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dovetail.core.errors import DovetailError
+from dovetail.base.errors import DovetailError
 from dovetail.files.spec import from_yaml
 from dovetail.hf import peaked
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dovetail as dt
-from dovetail.core.errors import FileError, SpecError
+from dovetail.base.errors import FileError, SpecError
 from dovetail.hf.own_config import DEFAULT_LENGTH
 
 SPEC = """

@@ -14,13 +14,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import FileError, SpecError
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import FileError, SpecError
 from dovetail.hf.hf import export_tensors, from_hf
 from dovetail.hf.load import load
 from dovetail.hf.quantized import Fp8, Mxfp4, split_quantization
+from dovetail.model.construction import build
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 
 E4M3 = torch.float8_e4m3fn
 

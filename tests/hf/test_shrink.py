@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import declared
+from dovetail.base.errors import SpecError
 from dovetail.files.spec import from_yaml, load_spec
 from dovetail.hf.dialect import DIALECTS
 from dovetail.hf.hf import to_hf
 from dovetail.hf.resolved import explicit
 from dovetail.hf.shrink import representative, shrink
 from dovetail.hf.survey import typical
+from dovetail.spec.fold import declared
 
 
 @pytest.mark.parametrize("family", DIALECTS)

@@ -7,7 +7,7 @@ import torch
 from tiny import IDS, MODEL, OTHER, SPEC
 
 import dovetail as dt
-from dovetail.core.errors import FileError, InputError
+from dovetail.base.errors import FileError, InputError
 from dovetail.look.streaming import read_stream, stream
 from dovetail.look.tracer import trace
 from dovetail.proof.laws.case import perturbed

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from tiny import HYBRID, SPEC
 
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import taps
+from dovetail.base.errors import SpecError
 from dovetail.files.spec import load_spec, zoo
 from dovetail.look.address import parse, resolve, suffix
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.spec.fold import taps
 
 GOLDEN = Path(__file__).with_name("addresses.txt")
 

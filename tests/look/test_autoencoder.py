@@ -10,7 +10,7 @@ from tiny import IDS, MODEL
 from torch import Tensor
 
 import dovetail as dt
-from dovetail.core.errors import FileError, InputError
+from dovetail.base.errors import FileError, InputError
 from dovetail.look.autoencoder import SAE, load_sae, train_sae
 
 DRAW = torch.Generator().manual_seed(0)

@@ -6,12 +6,12 @@ from tiny import IDS, MIXED, MODEL
 from torch import Tensor
 
 import dovetail as dt
-from dovetail.core.errors import InputError, SpecError
+from dovetail.base.errors import InputError, SpecError
 from dovetail.files.spec import from_yaml
 from dovetail.look.components import attribute
 from dovetail.look.gradient import gradient_times_input
 from dovetail.look.tracer import trace
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
 from dovetail.proof.laws.case import perturbed
 
 HEADS = "layers: [{repeat: 2, mixer: {heads: 2, bias: true, out_bias: true, gate: true}, ffn: {kind: mlp, hidden: 44}}]"
@@ -21,6 +21,8 @@ OTHERS = {
     "post-norm": "norm: null, layers: [{repeat: 2, norm: layernorm, wire: post_norm, mixer: {heads: 2}, ffn: {hidden: 44}}]",
     "scaled": "layers: [{repeat: 2, wire: {kind: sandwich_norm, stream_scale: true, multiplier: 0.5}, mixer: {heads: 2}}]",
     "side by side": "layers: [{kind: hybrid_block, ssm_out: 0.7, mixer: {heads: 2}, ssm: {kind: mamba2, inner: 60, head: 6}}]",
+    "rwkv": "layers: [{repeat: 2, mixer: {kind: rwkv6, heads: 4, eps: 0.1}, ffn: {hidden: 44}}]",
+    "residual streams": "layers: [{repeat: 2, wire: {kind: mhc, count: 3}, mixer: {heads: 2}, ffn: {hidden: 44}}]",
     "deltanet": "layers: [{mixer: {kind: gated_deltanet, heads: 4}}, {mixer: {kind: mamba}}]",
 }
 
@@ -74,8 +76,8 @@ def test_heads_and_experts_split_what_their_branch_adds() -> None:
 
 
 def test_what_is_not_linear_is_refused() -> None:
-    with pytest.raises(InputError, match=r"layers\.0\.mixer_add: is not linear in layers\.0\.mixer\.y"):
-        attribute(perturbed(from_yaml("{width: 28, vocab: 62, layers: [{mixer: {kind: rwkv6, heads: 4}}]}")), IDS, 17, "head")
+    with pytest.raises(InputError, match=r"layers\.0\.mixer_add: is not linear in layers\.0\.mixer\.x"):
+        attribute(perturbed(from_yaml("{width: 28, vocab: 62, layers: [{mixer: s4}]}")), IDS, 17, "token")
     with pytest.raises(SpecError, match="no branch of this model has activations per expert"):
         attribute(MIXED, IDS, 17, "expert")
     with pytest.raises(SpecError, match="is not in a branch of a layer"):
@@ -101,3 +103,16 @@ def test_gradient_times_input_is_the_first_order_of_an_ablation() -> None:
     patches = [{"layers.0.mixer.z": run * by} for by in (1 + 1e-5, 1 - 1e-5)]
     more, less = (metric(trace(MODEL, IDS, "head.logits", patch=patch)["head.logits"]) for patch in patches)
     assert float(first.sum()) == pytest.approx(float(more - less) / 2e-5, rel=1e-6)
+
+
+def test_the_heads_of_a_norm_of_their_own_are_attributed_with_its_scale_frozen() -> None:
+    """RWKV-6 normalizes what each head returns."""
+    model = other("rwkv")
+    for by, name in (("head", "y[head=2]"), ("token", "v[pos=4]")):
+        parts = attribute(model, IDS, 17, by).parts
+        assert float(parts[f"layers.1.mixer.{name}"].abs().min()) > 1e-6
+    run = trace(model, IDS, "layers.1.mixer.scale", "norm.scale", "layers.1.ffn_add")
+    gone = trace(model, IDS, "head.logits", patch={**run, "layers.1.mixer.y[head=2]": 0.0})["head.logits"]
+    kept = trace(model, IDS, "head.logits")["head.logits"]
+    own = attribute(model, IDS, 17, "head").parts["layers.1.mixer.y[head=2]"]
+    torch.testing.assert_close(own, (kept - gone)[:, -1, 17], rtol=0, atol=1e-9)

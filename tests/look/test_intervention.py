@@ -5,7 +5,7 @@ import torch
 from tiny import IDS, MIXED, MODEL, OTHER
 
 import dovetail as dt
-from dovetail.core.errors import InputError
+from dovetail.base.errors import InputError
 from dovetail.look.gradient import integrated_gradients
 from dovetail.look.intervention import Replacement, freeze, from_run, mean_of, noise, project_out, resample, steer
 from dovetail.look.tracer import Tracer, trace

@@ -7,7 +7,7 @@ import torch
 from tiny import IDS, MIXED, MODEL
 
 import dovetail as dt
-from dovetail.core.errors import FileError, InputError, SpecError
+from dovetail.base.errors import FileError, InputError, SpecError
 from dovetail.files.spec import from_yaml
 from dovetail.look.lenses import TunedLens, lens, tuned_lens
 from dovetail.look.residual import unembed

@@ -5,14 +5,14 @@ import torch
 from tiny import IDS, MIXED, MODEL
 
 import dovetail as dt
-from dovetail.core.errors import SpecError
-from dovetail.core.group import CrossMixer, Mixer
-from dovetail.core.part import KINDS
+from dovetail.base.errors import SpecError
 from dovetail.files.spec import from_yaml
 from dovetail.look.mixing import patterns, rollout, routing
 from dovetail.look.tracer import trace
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
+from dovetail.nn.groups import CrossMixer, Mixer
 from dovetail.proof.laws.case import perturbed
+from dovetail.spec.part import KINDS
 
 MIXERS = {kind: part for kind, part in KINDS.items() if issubclass(part, Mixer) and not issubclass(part, CrossMixer)}
 LINEAR = [kind for kind, part in MIXERS.items() if part.recurrent and part.values]
@@ -87,6 +87,10 @@ def test_weighted_maps_and_rollout() -> None:
         flow = rollout(model, IDS)
         torch.testing.assert_close(flow.sum(-1), torch.ones(2, 9, dtype=torch.float64))
         assert flow.triu(1).abs().max() == 0
+        depth = len(model.part.layers)
+        for cut in range(1, depth):  # the later layers read what the earlier ones mixed
+            earlier, later = (rollout(model, IDS, layers) for layers in (range(cut), range(cut, depth)))
+            torch.testing.assert_close(flow, later @ earlier)
     with pytest.raises(SpecError, match="declares no tap of its values"):
         patterns(model_of("mla"), IDS, weighted=True)
 

@@ -6,7 +6,7 @@ from tiny import MODEL
 from torch import Tensor
 
 import dovetail as dt
-from dovetail.core.errors import InputError
+from dovetail.base.errors import InputError
 from dovetail.look.probing import probe
 
 DRAW = torch.Generator().manual_seed(0)

@@ -4,11 +4,11 @@ import pytest
 from tiny import IDS, MIXED, MODEL, OTHER
 from torch import Tensor
 
-from dovetail.core.errors import InputError
+from dovetail.base.errors import InputError
 from dovetail.look.intervention import Replacement, from_run, mean_of
 from dovetail.look.sweeps import ablate, attribution_patching, path_patching, skip_layers, sweep
 from dovetail.look.tracer import trace
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
 
 
 def margin(logits: Tensor) -> Tensor:

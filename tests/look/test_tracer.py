@@ -5,7 +5,7 @@ import torch
 from tiny import IDS, MIXED, MODEL, SPEC
 
 import dovetail as dt
-from dovetail.core.errors import InputError, SpecError
+from dovetail.base.errors import InputError, SpecError
 from dovetail.decoding.steps import Decoder
 from dovetail.look.intervention import from_run, steer
 from dovetail.look.record import Trace

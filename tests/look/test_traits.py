@@ -11,7 +11,7 @@ from tiny import IDS, MIXED, MODEL
 from torch import Tensor
 
 import dovetail as dt
-from dovetail.core.errors import InputError
+from dovetail.base.errors import InputError
 from dovetail.files.spec import from_yaml
 from dovetail.look.findings import traits
 from dovetail.look.judging import THRESHOLDS
@@ -42,7 +42,10 @@ def test_a_planted_trait_is_found_and_its_intervention_runs(planted: ModuleType,
     assert planted.found(case, findings), (case.name, case.address, findings)
     for finding in findings:
         effect = eval(finding.test, {"dt": dt, "model": case.model, "ids": ids})
-        assert (effect.change < 1e-7) == finding.name.startswith("dead"), finding  # to rounding
+        if finding.name == "uniform" and finding.score > 1 - 1e-6:  # made uniform, it is what it was
+            assert effect.change < 1e-6, finding
+        else:
+            assert (effect.change < 1e-7) == finding.name.startswith("dead"), finding  # to rounding
     if case.name == "dead-neurons":
         assert traits(case.model, ids, draws=DRAWS) == findings  # a function of the seed
 

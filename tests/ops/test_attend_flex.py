@@ -10,8 +10,8 @@ import torch
 from torch.nn.attention.flex_attention import flex_attention
 
 from dovetail import parts
-from dovetail.core.layout import TokenLayout
-from dovetail.core.view import Scoring
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.view import Scoring
 from dovetail.ops import attend_flex, attend_ref
 from dovetail.ops.attend import choose, offering
 from dovetail.ops.implementation import Shape

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from dovetail import parts as _registered  # noqa: F401
-from dovetail.core.group import Fill, Mask
-from dovetail.core.layout import TokenLayout
-from dovetail.core.part import from_data
-from dovetail.core.random import draw
-from dovetail.core.view import Edit, Scoring
+from dovetail.nn.groups import Fill, Mask
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.random import draw
+from dovetail.nn.view import Edit, Scoring
 from dovetail.ops import attend_tiled
 from dovetail.ops.attend import attend, using
 from dovetail.ops.mask import _fill, plan, spans
+from dovetail.spec.part import from_data
 
 HEADS, KV, HEAD, VALUE = 6, 2, 12, 10
 MASKS: dict[str, Any] = {

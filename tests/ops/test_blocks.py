@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.core.layout import TokenLayout
+from dovetail.nn.layout import TokenLayout
 from dovetail.ops import implementation
 from dovetail.ops.blocks import LONGEST, attend_picked, ended, find
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from dovetail.core.layout import TokenLayout
-from dovetail.core.rows import sequence_rows
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.rows import sequence_rows
 from dovetail.ops.scan.cell import Step, gru_step, lstm_step, rnn_step, unroll
 
 ROWS, N, HEADS, HEAD = 2, 11, 2, 3

@@ -8,9 +8,9 @@ from torch._dynamo import reset
 from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
 
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx
 from dovetail.files.spec import load_spec
+from dovetail.model.construction import build
+from dovetail.nn.ctx import Ctx
 from dovetail.state.pool import Pool
 
 GRAPHS = 2  # the prefill; every decode step, with the number of cached tokens as a symbol

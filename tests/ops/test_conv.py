@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dovetail.core.layout import TokenLayout
-from dovetail.core.rows import sequence_rows
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.rows import sequence_rows
 from dovetail.ops.scan.conv import causal_conv
 
 

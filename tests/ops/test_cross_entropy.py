@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.loss import IGNORED
+from dovetail.nn.loss import IGNORED
 from dovetail.ops.vocab import chunked_cross_entropy, cross_entropy_sum
 
 LABELS = torch.tensor([3, IGNORED, 0, 10, 3])

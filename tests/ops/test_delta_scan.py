@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers.models.qwen3_next import modeling_qwen3_next as peer
 
-from dovetail.core.layout import TokenLayout
-from dovetail.core.rows import sequence_rows
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.rows import sequence_rows
 from dovetail.ops import implementation
 from dovetail.ops.scan.delta import delta_scan
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.core.layout import TokenLayout
-from dovetail.core.rows import sequence_rows
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.rows import sequence_rows
 from dovetail.ops import implementation
 from dovetail.ops.scan.gated import gated_scan
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from dovetail.core.layout import TokenLayout
-from dovetail.core.rows import sequence_rows
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.rows import sequence_rows
 from dovetail.ops import implementation
 from dovetail.ops.scan import selective
 from dovetail.ops.scan.selective import selective_scan

@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy.signal import dlsim, lfilter
 
-from dovetail.core.layout import TokenLayout
-from dovetail.core.rows import sequence_rows
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.rows import sequence_rows
 from dovetail.ops import implementation
 from dovetail.ops.scan import state_space
 from dovetail.ops.scan.state_space import space_scan

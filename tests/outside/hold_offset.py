@@ -16,13 +16,13 @@ from unittest.mock import patch
 
 import torch
 
-from dovetail.core.part import KINDS, walk_spec
 from dovetail.files.spec import from_yaml, to_yaml
-from dovetail.model import Model
+from dovetail.model.model import Model
 from dovetail.proof.laws.case import LAWS
 from dovetail.proof.laws.cover import PairCover, all_factors, pins
 from dovetail.proof.laws.oracle import check_oracles
 from dovetail.proof.laws.suite import try_spec
+from dovetail.spec.part import KINDS, walk_spec
 
 KIND = "offset"
 DECODER = """

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from dovetail import parts as _registered  # noqa: F401  every kind must be known here to see what is new there
-from dovetail.core.part import KINDS
+from dovetail.spec.part import KINDS
 
 HERE = Path(__file__).parent
 PACKAGE = HERE / "offset_position"

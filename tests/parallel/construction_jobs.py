@@ -6,15 +6,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from dovetail.construction import build
-from dovetail.core.fold import declared
-from dovetail.core.module import tensor_at
 from dovetail.files.spec import from_yaml
 from dovetail.hf.load import load
 from dovetail.hf.load_sharded import load_sharded
+from dovetail.model.construction import build
+from dovetail.nn.module import tensor_at
 from dovetail.parallel.construction import build_sharded, local
 from dovetail.parallel.mesh import make_mesh
 from dovetail.parallel.shard import fully_shard_model, tensor_parallel
+from dovetail.spec.fold import declared
 
 SEED = 5
 

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from dovetail.construction import generator
-from dovetail.core.ctx import Ctx, Losses
-from dovetail.core.draws import Draws
-from dovetail.core.group import RouterModule
-from dovetail.core.layout import TokenLayout
 from dovetail.files.spec import from_yaml
+from dovetail.model.construction import generator
+from dovetail.nn.ctx import Ctx, Losses
+from dovetail.nn.draws import Draws
+from dovetail.nn.groups import RouterModule
+from dovetail.nn.layout import TokenLayout
 from dovetail.parallel.context import piece
 from dovetail.parallel.mesh import make_mesh
 from dovetail.parallel.shard import fully_shard_model, tensor_parallel

@@ -11,14 +11,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from dovetail.core.layout import TokenLayout
-from dovetail.core.part import KINDS
-from dovetail.core.view import Edit, Scoring
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.view import Edit, Scoring
 from dovetail.ops.attend import WHOLE, using
 from dovetail.parallel import ring
 from dovetail.parallel.context import GatherView
 from dovetail.parallel.ring import RingView
 from dovetail.proof.laws import sharded
+from dovetail.spec.part import KINDS
 
 
 def view_of(how: str) -> GatherView | RingView:
@@ -79,6 +79,24 @@ def attended_chunks(mask: str) -> int:
     with patch.object(ring, "attend_tiles", counted):
         view_of("ring").append(layout, q, q).attend(layout, q, scoring(kind()))
     return len(calls)
+
+
+def one_view(how: str, seed: int) -> float:
+    """The largest difference of outputs from one rank, over batches of other documents that one view serves in turn, as in a
+    run: lengths of documents are drawn, and each batch comes twice in a row, as a pass and its recomputation do."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    view, generator = view_of(how), torch.Generator().manual_seed(seed)
+    worst = 0.0
+    for _ in range(5):
+        cuts = torch.randint(1, 12, (2,), generator=generator).tolist()
+        layout = TokenLayout.packed([[cut, 12 - cut] for cut in cuts], 12)
+        q, k, v = (torch.randn(2, 12, 2, 4, generator=generator, dtype=torch.float64) for _ in range(3))
+        want = WHOLE.append(layout, k, v).attend(layout, q, scoring(heads=2)).chunk(ranks, 1)[rank]
+        piece = layout.cut(ranks, rank)
+        for _ in range(2):
+            kv = view.append(piece, *(x.chunk(ranks, 1)[rank] for x in (k, v)))
+            worst = max(worst, (kv.attend(piece, q.chunk(ranks, 1)[rank], scoring(heads=2)) - want).abs().max().item())
+    return worst
 
 
 def attended(dtype: torch.dtype, flat: bool, edit: bool) -> tuple[float, float]:

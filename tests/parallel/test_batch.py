@@ -11,8 +11,8 @@ from rank_jobs import by_data_and_sequence, counts_over, drawn_without_a_seed
 from shard_specs import ATTENTION, decoder
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.layout import TokenLayout
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.parallel.context import TokenRanks
 from dovetail.parallel.pair import Pair
 

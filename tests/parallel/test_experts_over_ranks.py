@@ -4,11 +4,11 @@ import pytest
 from expert_jobs import experts_over_ranks
 from shard_specs import decoder
 
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import declared
+from dovetail.base.errors import SpecError
 from dovetail.files.spec import from_yaml
 from dovetail.parallel.pair import Pair
 from dovetail.parallel.placement import Cut, placed, tp_regions
+from dovetail.spec.fold import declared
 
 ROUTER = "kind: sigmoid_router, top_k: 2, balance_bias: true, balance_loss: 0.7, z_loss: 0.1, noise: 0.3, capacity: 1.0"
 FFN = f"kind: moe, experts: 6, hidden: 20, bias: true, limit: 2.0, router: {{{ROUTER}}}"

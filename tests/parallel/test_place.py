@@ -3,10 +3,10 @@
 import pytest
 from shard_specs import GPT2, WIRINGS, decoder
 
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import declared
+from dovetail.base.errors import SpecError
 from dovetail.files.spec import from_yaml
 from dovetail.parallel.placement import Cut, placed, tp_regions
+from dovetail.spec.fold import declared
 
 
 def cuts(text: str, ranks: int) -> dict[str, Cut | None]:

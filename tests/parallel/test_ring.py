@@ -6,7 +6,7 @@ from math import log
 import pytest
 import torch
 from rank_jobs import by_data_and_sequence
-from ring_jobs import attended, attended_chunks, chunks_alive, compare_twelve, recomputed, weighted_by_integers
+from ring_jobs import attended, attended_chunks, chunks_alive, compare_twelve, one_view, recomputed, weighted_by_integers
 from shard_specs import ATTENTION, WIRINGS, decoder
 
 from dovetail.parallel.pair import Pair
@@ -66,6 +66,11 @@ def test_numbers(pair: Pair, four: Pair) -> None:
         assert dv == pytest.approx([0.1, 0.2, 0.3, 0.4], rel=1e-12)
         assert dk == pytest.approx([-2, -2, 0, 4], abs=1e-12)
         assert dq == pytest.approx([0, 0, 0, 6 * log(2)], abs=1e-12)
+
+
+@pytest.mark.parametrize("how", ["ring", "gather"])
+def test_one_view_serves_batches_of_any_documents_in_turn(pair: Pair, how: str) -> None:
+    assert max(error for seed in range(4) for error in pair.run(one_view, how, seed)) < 1e-12
 
 
 @pytest.mark.parametrize("flat", [False, True])

@@ -16,8 +16,8 @@ from rank_jobs import (
 )
 from shard_specs import ROWS_ONLY, WIRINGS
 
-from dovetail.construction import build
 from dovetail.files.spec import from_yaml
+from dovetail.model.construction import build
 from dovetail.parallel.pair import Pair
 from dovetail.parallel.shard import units
 from dovetail.proof.laws.sharded import compare_sharded

@@ -8,12 +8,12 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dovetail.construction import generator
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import DovetailError
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import DovetailError
 from dovetail.files.spec import from_yaml
-from dovetail.model import ModelModule
+from dovetail.model.construction import generator
+from dovetail.model.model import ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.parallel.mesh import make_mesh
 from dovetail.parallel.shard import tensor_parallel
 from dovetail.proof.laws.case import perturbed

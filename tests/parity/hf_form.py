@@ -16,11 +16,11 @@ from hf_pair import Pair, apart, saved
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx, Listener
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import tensor_at
 from dovetail.hf.hf import export_tensors, from_hf, import_tensors, to_hf
 from dovetail.hf.resolved import explicit
+from dovetail.nn.ctx import Ctx, Listener
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import tensor_at
 from dovetail.state.pool import Pool
 
 WORST: dict[str, float] = {}  # the greatest gaps seen, for the figures

@@ -12,15 +12,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import tensor_at
 from dovetail.hf.dialect import DIALECTS
 from dovetail.hf.hf import export_tensors, from_hf, import_tensors, to_hf
 from dovetail.hf.resolved import explicit
 from dovetail.hf.tensors import count_ahead
-from dovetail.model import Model, ModelModule
+from dovetail.model.construction import build
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import tensor_at
 from dovetail.state.pool import Pool
 
 

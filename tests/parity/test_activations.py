@@ -8,8 +8,8 @@ from draws import FIRST, Draw
 from draws_more import MORE
 from hf_pair import Pair, apart
 
-from dovetail.core.fold import taps
 from dovetail.look.tracer import trace
+from dovetail.spec.fold import taps
 
 FAMILIES = {**FIRST, **MORE}
 AFTER = {"mamba", "mamba2"}  # their hidden state i is the residual stream after layer i, not before it

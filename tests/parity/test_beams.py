@@ -11,11 +11,11 @@ from draws_more import MORE
 from hf_pair import Pair
 from transformers import T5Config, T5ForConditionalGeneration
 
-from dovetail.construction import build
-from dovetail.core.errors import SpecError
-from dovetail.core.module import tensor_at
+from dovetail.base.errors import SpecError
 from dovetail.decoding.beam import beam_search
 from dovetail.hf.hf import from_hf, import_tensors
+from dovetail.model.construction import build
+from dovetail.nn.module import tensor_at
 
 FAMILIES = {**FIRST, **MORE}
 QUICK = ("llama", "gpt2", "jamba")

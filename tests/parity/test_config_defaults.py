@@ -13,12 +13,12 @@ import pytest
 from quick import DEEPER, FAMILIES
 from transformers import AutoConfig
 
-from dovetail.core.errors import DovetailError
+from dovetail.base.errors import DovetailError
 from dovetail.hf.dialect import DIALECTS
 from dovetail.hf.hf import from_hf
 from dovetail.hf.resolved import differences, explicit
 from dovetail.hf.table import Dialect, Form
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 Fields = dict[str, Any]
 DEPTH = 8  # Jamba's first attention is its fifth layer, the first full attention of Gemma 3 is its sixth

@@ -10,8 +10,8 @@ import pytest
 from quick import DEEPER, FAMILIES
 from transformers import AutoConfig
 
-from dovetail.core.errors import DovetailError, SpecError
-from dovetail.core.limits import MAX_TENSORS
+from dovetail.base.errors import DovetailError, SpecError
+from dovetail.base.limits import MAX_TENSORS
 from dovetail.hf.dialect import DIALECTS
 from dovetail.hf.hf import from_hf, to_hf
 from dovetail.proof.laws.ported import in_family

@@ -18,10 +18,6 @@ from test_families import FAMILIES
 from test_other_families import FAMILIES as OTHERS
 
 import dovetail
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import tensor_at
 from dovetail.files.model_dir import INDEX_FILE, WEIGHTS_FILE, save
 from dovetail.files.spec import load_spec
 from dovetail.hf.dialect import DIALECTS
@@ -30,6 +26,10 @@ from dovetail.hf.resolved import explicit
 from dovetail.hf.survey import REFERENCE_VERSION, survey
 from dovetail.hf.tensors import count_ahead
 from dovetail.hf.write import KEPT_CONFIG, export_directory, import_directory
+from dovetail.model.construction import build
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import tensor_at
 
 
 @pytest.fixture(scope="module")

@@ -8,14 +8,14 @@ import pytest
 import torch
 from hf_pair import Pair, check_gradients, check_greedy, check_logits, check_there_and_back
 
-from dovetail.construction import build
-from dovetail.core.errors import SpecError
-from dovetail.core.module import tensor_at
+from dovetail.base.errors import SpecError
 from dovetail.hf.dialect import DIALECTS
 from dovetail.hf.hf import export_tensors, from_hf, import_tensors, to_hf
 from dovetail.hf.resolved import explicit
 from dovetail.hf.shrink import shrink
 from dovetail.hf.tensors import DroppedTensors
+from dovetail.model.construction import build
+from dovetail.nn.module import tensor_at
 
 S, F = "sliding_attention", "full_attention"
 ALL: dict[str, Any] = {

@@ -16,8 +16,8 @@ from test_families import FAMILIES
 from test_other_families import bart, t5
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from dovetail.base.errors import PROSE, printable
 from dovetail.cli import main
-from dovetail.core.errors import PROSE, printable
 
 NEW = 24
 SOURCES = {"t5": t5, "bart": bart}

@@ -11,12 +11,12 @@ import transformers as hf
 from hf_pair import apart
 from torch import Tensor
 
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import tensor_at
 from dovetail.files.spec import from_yaml
-from dovetail.model import Model
+from dovetail.model.construction import build
+from dovetail.model.model import Model
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import tensor_at
 from dovetail.state.pool import Pool
 
 N = 15

@@ -8,11 +8,12 @@ import pytest
 import torch
 from draws import Draw, mamba2
 from draws_more import falcon_h1, nemotron_h
+from expressible import expressible
 from hf_pair import Pair, check_gradients, check_logits, check_there_and_back
 
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.hf.field import value_at
-from dovetail.hf.hf import expressible, from_hf, to_hf
+from dovetail.hf.hf import from_hf, to_hf
 
 TYPES = ["linear_attention", "full_attention", "mlp", "moe"]
 SMALL: dict[str, Any] = {"model_type": "nemotron_h", "vocab_size": 62, "hidden_size": 28}

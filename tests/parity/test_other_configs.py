@@ -13,15 +13,15 @@ from hf_form import FormPair
 from hf_pair import apart
 from hypothesis import given, settings, strategies as st
 
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import DovetailError, FileError, SpecError
-from dovetail.core.fold import parameters
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import DovetailError, FileError, SpecError
 from dovetail.files.spec import load_spec
 from dovetail.hf.hf import export_tensors, from_hf, import_tensors, to_hf
 from dovetail.hf.tensors import DroppedTensors
-from dovetail.model import Model
+from dovetail.model.construction import build
+from dovetail.model.model import Model
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.spec.fold import parameters
 
 HUB: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "hub_configs.json").read_text())
 HUB["vit-base-patch16-224"]["id2label"] = {str(i): f"class {i}" for i in range(1000)}

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from expressible import expressible
 from hypothesis import given, settings, strategies as st
 
-from dovetail.core.errors import DovetailError, SpecError
-from dovetail.core.fold import parameters
+from dovetail.base.errors import DovetailError, SpecError
 from dovetail.files.spec import load_spec
-from dovetail.hf.hf import expressible, from_hf, to_hf
+from dovetail.hf.hf import from_hf, to_hf
 from dovetail.hf.resolved import explicit
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.spec.fold import parameters
 
 MIXTRAL_8X7B = {
     "architectures": ["MixtralForCausalLM"],

@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+from expressible import expressible
 from hypothesis import given, settings, strategies as st
 
 import dovetail.hf
-from dovetail.construction import build
-from dovetail.core.errors import DovetailError, FileError, SpecError
-from dovetail.core.fold import parameters
+from dovetail.base.errors import DovetailError, FileError, SpecError
 from dovetail.files.spec import changed, from_yaml, load_spec
-from dovetail.hf.hf import export_tensors, expressible, from_hf, import_tensors, to_hf
+from dovetail.hf.hf import export_tensors, from_hf, import_tensors, to_hf
 from dovetail.hf.resolved import explicit
 from dovetail.hf.tensors import DroppedTensors
-from dovetail.model import Model
+from dovetail.model.construction import build
+from dovetail.model.model import Model
+from dovetail.spec.fold import parameters
 
 LLAMA = from_yaml(
     """

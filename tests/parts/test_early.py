@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.core.check import advice, check
-from dovetail.core.ctx import Ctx, Listener
-from dovetail.core.errors import SpecError, StateError
-from dovetail.core.fold import attention_flops, state_values
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import SpecError, StateError
 from dovetail.files.spec import from_yaml
+from dovetail.nn.ctx import Ctx, Listener
+from dovetail.nn.layout import TokenLayout
 from dovetail.ops import implementation
 from dovetail.proof.laws.case import perturbed
+from dovetail.spec.check import advice, check
+from dovetail.spec.fold import attention_flops, state_values
 
 MIXERS: dict[str, dict[str, Any]] = {
     "additive_attention": {"heads": 2, "hidden": 10},

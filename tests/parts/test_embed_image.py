@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import InputError, SpecError
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import InputError, SpecError
 from dovetail.files.spec import from_yaml
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.proof.laws.case import LAWS, Case, perturbed
 from dovetail.proof.laws.suite import exceptions
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from dovetail.core.check import advice, check
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import declared
+from dovetail.base.errors import SpecError
 from dovetail.files.spec import from_yaml
 from dovetail.proof.laws.oracle import alone, part
+from dovetail.spec.check import advice, check
+from dovetail.spec.fold import declared
 
 KINDS = [part("elu_features"), part("relu_features"), part("random_features", features=11)]
 

@@ -16,20 +16,21 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.construction import build
-from dovetail.core.check import check
-from dovetail.core.draws import Draws
-from dovetail.core.errors import SpecError, StateError
-from dovetail.core.field import DEFAULT, Bounds, number_type
-from dovetail.core.fold import declared
-from dovetail.core.group import Earlier
-from dovetail.core.part import KINDS, field_types, walk_spec
+from dovetail.base.errors import SpecError, StateError
 from dovetail.data.tasks.task import SyntheticTask
 from dovetail.files.spec import from_yaml
-from dovetail.model import Block, Model
+from dovetail.model.construction import build
+from dovetail.model.model import Model
+from dovetail.nn.block import Block
+from dovetail.nn.draws import Draws
+from dovetail.nn.groups import Earlier
 from dovetail.proof.laws.case import Case
 from dovetail.proof.laws.cover import all_factors, pins
 from dovetail.proof.laws.sample import attempt
+from dovetail.spec.check import check
+from dovetail.spec.field import DEFAULT, Bounds, number_type
+from dovetail.spec.fold import declared
+from dovetail.spec.part import KINDS, field_types, walk_spec
 from dovetail.weights.adapters.kind import AdapterKind
 
 PROBES: tuple[float, ...] = (math.nan, math.inf, -math.inf, -1, 0, 1, 1e12, 10**12, 1e308, 2**31 - 1, 1e-300, 1e-30)

@@ -8,14 +8,14 @@ import transformers as hf
 from torch import Tensor
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
-from dovetail.construction import build
-from dovetail.core.check import check
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import parameters, state_values
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import tensor_at
+from dovetail.base.errors import SpecError
 from dovetail.files.spec import from_yaml, load_spec
+from dovetail.model.construction import build
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import tensor_at
+from dovetail.spec.check import check
+from dovetail.spec.fold import parameters, state_values
 from dovetail.state.pool import Pool
 
 N = 21

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.core.check import check
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import state_values
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import SpecError
 from dovetail.files.spec import from_yaml
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.proof.laws.case import perturbed
+from dovetail.spec.check import check
+from dovetail.spec.fold import state_values
 
 HEADS, KEY, VALUE, N = 2, 5, 6, 19
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import InputError
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import InputError
 from dovetail.files.spec import from_yaml
-from dovetail.model import ModelModule
+from dovetail.model.construction import build
+from dovetail.model.model import ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 
 LENGTHS = [3, 1, 5]
 POOLED = [

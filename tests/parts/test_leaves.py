@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.declared_tensors import check_declared
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import declared
-from dovetail.core.module import holder
+from dovetail.base.errors import SpecError
 from dovetail.files.model_dir import save
 from dovetail.files.spec import load_spec, zoo
-from dovetail.model import Model, ModelModule
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.declared_tensors import check_declared
+from dovetail.nn.module import holder
 from dovetail.ops.attend import using
 from dovetail.proof.laws.case import Case
+from dovetail.spec.fold import declared
 from dovetail.state.pool import Pool
 from dovetail.training.loop import train
 from dovetail.training.plan import Plan
@@ -40,8 +40,8 @@ class Adapted(nn.Module):
         """The matrix without the adapter, as peft shows it."""
         return self.base.weight
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + (x @ self.v.T) @ self.u.T
+    def forward(self, x: Tensor, *given: object) -> Tensor:
+        return self.base(x, *given) + (x @ self.v.T) @ self.u.T
 
 
 def leaves(spec: Model) -> list[str]:

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from dovetail.construction import build
-from dovetail.core.check import check
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import attention_flops, state_values
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import SpecError
 from dovetail.files.spec import from_yaml
+from dovetail.model.construction import build
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.ops.implementation import using
 from dovetail.proof.laws.case import perturbed
+from dovetail.spec.check import check
+from dovetail.spec.fold import attention_flops, state_values
 
 FEATURES = ["elu_features", "{kind: relu_features, floor: 0.1}", "{kind: random_features, features: 11}"]
 

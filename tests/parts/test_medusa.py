@@ -12,19 +12,19 @@ import torch
 
 import dovetail as dt
 from dovetail.account import account, mtp_flops
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx, Losses
-from dovetail.core.errors import InputError, SpecError
-from dovetail.core.fold import parameters, state_values, taps, targets
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import InputError, SpecError
 from dovetail.files.spec import from_yaml, to_yaml
 from dovetail.hf.hf import to_hf
-from dovetail.model import Model
+from dovetail.model.construction import build
+from dovetail.model.model import Model
+from dovetail.nn.ctx import Ctx, Losses
+from dovetail.nn.layout import TokenLayout
 from dovetail.parallel.context import check_split
 from dovetail.proof.laws.case import Case
 from dovetail.proof.laws.cover import quick_specs
 from dovetail.proof.laws.drafted import drafted
 from dovetail.proof.laws.sample import attempt
+from dovetail.spec.fold import parameters, state_values, taps, targets
 from dovetail.training.optim import train_only, weights_named
 
 ATTENTION = "mixer: {heads: 6, kv_heads: 2, head: 12}, ffn: {hidden: 44}"

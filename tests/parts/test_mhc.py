@@ -8,9 +8,11 @@ import pytest
 import torch
 
 import dovetail as dt
-from dovetail.construction import build
-from dovetail.core.part import walk
+from dovetail.model.construction import build
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.parts.mhc import MhcModule
+from dovetail.spec.part import walk
 
 SPEC = """
 width: 28
@@ -45,7 +47,7 @@ def test_reads_writes_and_mixes_as_the_reference_does() -> None:
         theirs.fn.data = wire.modules_named(f"mix{branch}").weight.data.clone()
         theirs.base.data, theirs.scale.data = wire.base[branch].data.clone(), wire.factor[branch].data.clone()
         post, comb, read = theirs(x)
-        pre, own_post, own_comb = wire.coefficients(x, branch)
+        pre, own_post, own_comb = wire.coefficients(x, branch, Ctx(layout=TokenLayout.whole(2, 5)))
         for got, want in ((own_post, post), (own_comb, comb), (wire.mixture(pre, x), read)):
             torch.testing.assert_close(got, want.double(), rtol=1e-5, atol=1e-5)  # theirs computes in float32
     head = DeepseekV4HyperHead(config)

@@ -11,19 +11,19 @@ from torch import Tensor
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention, DeepseekV3RotaryEmbedding
 
-from dovetail.core.check import advice, check
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import SpecError
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import make
-from dovetail.core.part import walk
-from dovetail.core.scope import Scope
+from dovetail.base.errors import SpecError
 from dovetail.files.spec import from_yaml
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import make
 from dovetail.ops.attend import using
 from dovetail.parts.mixer.mla import MLA, MLAModule
 from dovetail.parts.position.rope import Rope
 from dovetail.parts.position.scaling import Yarn
 from dovetail.proof.laws.case import perturbed
+from dovetail.spec.check import advice, check
+from dovetail.spec.part import walk
+from dovetail.spec.scope import Scope
 from dovetail.state.pool import Pool
 
 SIZES = {"heads": 6, "kv_rank": 10, "q_rank": 14, "nope": 9, "rope": 8, "value": 7}
@@ -141,15 +141,16 @@ def test_absorbed_is_expanded(n: int, m: int, position: str) -> None:
 
 def test_the_cheaper_form_runs() -> None:
     deepseek = MLAModule(MLA(heads=128, q_rank=1536), Scope(sizes={"embed": 7168, "coords": 1}, stack="layers"))
-    assert deepseek.absorbing(1, 4096)
-    assert deepseek.absorbing(64, 4096)
-    assert not deepseek.absorbing(4096, 4096)
-    assert not deepseek.absorbing(1, 1)
+    ctx = Ctx(layout=TokenLayout.whole(1, 1))
+    assert deepseek.absorbing(1, 4096, ctx)
+    assert deepseek.absorbing(64, 4096, ctx)
+    assert not deepseek.absorbing(4096, 4096, ctx)
+    assert not deepseek.absorbing(1, 1, ctx)
     # per cached token: 256·512 products to expand keys and values, against 1024 − 256 more per query in the absorbed form
-    assert deepseek.absorbing(170, 10**6)
-    assert not deepseek.absorbing(171, 10**6)
+    assert deepseek.absorbing(170, 10**6, ctx)
+    assert not deepseek.absorbing(171, 10**6, ctx)
     with using("reference"):
-        assert not deepseek.absorbing(1, 4096)
+        assert not deepseek.absorbing(1, 4096, ctx)
 
 
 def test_decoding_never_expands_keys(monkeypatch: pytest.MonkeyPatch) -> None:

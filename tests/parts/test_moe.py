@@ -15,20 +15,20 @@ from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock, 
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
-from dovetail.construction import build
-from dovetail.core.check import problems
-from dovetail.core.ctx import Ctx, Listener, Losses
-from dovetail.core.draws import Draws
-from dovetail.core.fold import active_parameters, declared, parameters
-from dovetail.core.group import RouterModule
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import holder, make
-from dovetail.core.part import KINDS, walk
-from dovetail.core.scope import Scope
 from dovetail.files.model_dir import save
 from dovetail.files.spec import from_yaml
 from dovetail.hf.load import load
-from dovetail.model import Model, ModelModule
+from dovetail.model.construction import build
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.ctx import Ctx, Listener, Losses
+from dovetail.nn.draws import Draws
+from dovetail.nn.groups import RouterModule
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import holder, make
+from dovetail.spec.check import problems
+from dovetail.spec.fold import active_parameters, declared, parameters
+from dovetail.spec.part import KINDS, walk
+from dovetail.spec.scope import Scope
 
 WIDTH, HIDDEN, EXPERTS = 28, 36, 6
 

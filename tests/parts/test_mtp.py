@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from dovetail.account import account, mtp_flops
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx, Losses
-from dovetail.core.errors import InputError, SpecError
-from dovetail.core.fold import declared, parameters, state_values, taps
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import InputError, SpecError
 from dovetail.files.spec import from_yaml, to_yaml
-from dovetail.model import Model
+from dovetail.model.construction import build
+from dovetail.model.model import Model
+from dovetail.nn.ctx import Ctx, Losses
+from dovetail.nn.layout import TokenLayout
 from dovetail.parallel.context import check_split
 from dovetail.proof.laws.case import Case
 from dovetail.proof.laws.cover import quick_specs
 from dovetail.proof.laws.drafted import drafted
 from dovetail.proof.laws.sample import Draw, attempt, draw_model
+from dovetail.spec.fold import declared, parameters, state_values, taps
 from dovetail.state.pool import Pool
 
 LAYER = "mixer: {heads: 6, kv_heads: 2, head: 12}, ffn: {hidden: 44}"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dovetail as dt
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.parts.mixer.ngram import WORD, Ngram
 from dovetail.state.pool import Pool
 
@@ -29,7 +29,7 @@ def signed(x: int) -> int:
 def test_rows_are_those_of_whole_numbers() -> None:
     model = dt.build(SPEC)
     module, ids = model.layers[1].ssm, [5, 61, 0, 17, 17]
-    found, last = module.found(torch.tensor([ids]) + 1, dt.core.rows.sequence_rows(dt.TokenLayout.whole(1, 5)), None)
+    found, last = module.found(torch.tensor([ids]) + 1, dt.nn.rows.sequence_rows(dt.TokenLayout.whole(1, 5)), None)
     for t in range(5):
         for h, many in enumerate(module.multiplier.tolist()):
             key = 0

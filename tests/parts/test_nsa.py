@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.core.check import advice, check
-from dovetail.core.ctx import Ctx, Listener
-from dovetail.core.errors import SpecError, StateError
-from dovetail.core.fold import state_values
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import SpecError, StateError
 from dovetail.files.spec import from_yaml
+from dovetail.nn.ctx import Ctx, Listener
+from dovetail.nn.layout import TokenLayout
 from dovetail.ops.attend import using
 from dovetail.parts.mixer import nsa
 from dovetail.proof.laws.case import perturbed
+from dovetail.spec.check import advice, check
+from dovetail.spec.fold import state_values
 from dovetail.state.pool import Pool
 
 SIZES = {"heads": 6, "kv_heads": 2, "head": 12, "block": 4, "top": 2, "window": 5}
@@ -40,7 +40,7 @@ def test_with_every_block_selected_it_is_attention() -> None:
     mixer = model.layers[0].mixer
     with torch.no_grad():
         way = torch.tensor([-200.0, 200.0, -200.0], dtype=torch.float64).repeat(6)  # σ of it: 0, 1, 0
-        mixer.gate.forward = lambda x: way.expand(*x.shape[:-1], -1)
+        mixer.gate.forward = lambda x, ctx: way.expand(*x.shape[:-1], -1)
         plain = from_yaml("{width: 28, vocab: 62, layers: [{repeat: 2, mixer: {heads: 6, kv_heads: 2, head: 12}}]}")
         other = perturbed(plain).layers[0].mixer
         for name in ("q", "k", "v", "o"):

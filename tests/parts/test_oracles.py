@@ -11,7 +11,6 @@ import torch
 
 import checks.oracles  # noqa: F401  registers the literal numbers
 import dovetail.files.spec  # noqa: F401  registers every kind
-from dovetail.core.part import KINDS, register
 from dovetail.parts.act import Act
 from dovetail.parts.mask.distance import Window
 from dovetail.parts.norm import LayerNormModule
@@ -28,6 +27,7 @@ from dovetail.proof.laws.oracle import (
     missing,
     oracle,
 )
+from dovetail.spec.part import KINDS, register
 
 
 @pytest.mark.parametrize("kind", grouped_kinds())

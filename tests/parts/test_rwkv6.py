@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.construction import build
-from dovetail.core.check import check
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import state_values
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import SpecError
 from dovetail.files.spec import from_yaml
+from dovetail.model.construction import build
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.proof.laws.case import perturbed
+from dovetail.spec.check import check
+from dovetail.spec.fold import state_values
 
 HEADS, HEAD, N = 2, 5, 19
 

@@ -7,16 +7,16 @@ import pytest
 import torch
 from scipy.signal import cont2discrete, dlsim
 
-from dovetail.construction import build
-from dovetail.core.check import advice
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import declared
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import SpecError
 from dovetail.files.spec import from_yaml
+from dovetail.model.construction import build
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.parallel.placement import cut_of, tp_regions
 from dovetail.parts.mixer.s4 import hippo_legs, initial_frequencies
 from dovetail.proof.laws.oracle import alone, part
+from dovetail.spec.check import advice
+from dovetail.spec.fold import declared
 
 MAMBA = "{width: 28, vocab: 62, layers: [{mixer: {kind: mamba, inner: 36, state_size: 5, rank: 3, norm: rmsnorm}, ffn: null}]}"
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.construction import build
-from dovetail.core.check import check
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import SpecError
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import SpecError
 from dovetail.files.spec import from_yaml
-from dovetail.model import Model, ModelModule
+from dovetail.model.construction import build
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.proof.laws.case import perturbed
+from dovetail.spec.check import check
 from dovetail.state.pool import Pool
 
 SIZE, KEEP = 5, 2
@@ -53,7 +53,7 @@ def test_every_query_sees_its_keys_at_their_positions_in_the_cache(when: str) ->
     attention, n = model.layers[0].mixer, 23
     x = torch.randn(1, n, 28, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     got = attention(x, Ctx(layout=TokenLayout.whole(1, n)))[0]
-    q, k, v = (t[0] for t in attention.project(x))
+    q, k, v = (t[0] for t in attention.project(x, Ctx(layout=TokenLayout.whole(1, n))))
     for t in range(n):
         seen = sorted({*range(min(KEEP, t + 1)), *range(max(0, t - SIZE + 1), t + 1)})
         ranks = torch.arange(len(seen))

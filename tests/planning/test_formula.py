@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.files.spec import from_yaml
 from dovetail.parallel.layout import Layout
 from dovetail.planning.cost import Collective, Group

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from dovetail.core.errors import UsageError
+from dovetail.base.errors import UsageError
 from dovetail.parallel.layout import Layout
 from dovetail.planning.cost import Collective, Cost, Group, Product, Traffic
 from dovetail.planning.device import Device, Efficiency, Latency, device_named, devices

@@ -11,8 +11,8 @@ import torch
 
 import dovetail as dt
 from dovetail.account import account
+from dovetail.base.errors import SpecError, UsageError
 from dovetail.cli import main
-from dovetail.core.errors import SpecError, UsageError
 from dovetail.planning.device import Device, Efficiency, Latency, device_named
 from dovetail.planning.serving import (
     HEADROOM,

@@ -8,8 +8,7 @@ import dataclasses as dc
 import pytest
 from trace_jobs import step
 
-from dovetail.core.errors import UsageError
-from dovetail.core.fold import parameters
+from dovetail.base.errors import UsageError
 from dovetail.files.spec import from_yaml
 from dovetail.parallel.layout import Layout
 from dovetail.parallel.pair import Pair
@@ -17,6 +16,7 @@ from dovetail.planning.cost import Collective, Group
 from dovetail.planning.stages import period_of, trace
 from dovetail.planning.trace import Setting, fake_ranks, trace_step, traced_rank
 from dovetail.planning.watch import gloo_staging
+from dovetail.spec.fold import parameters
 
 LLAMA = """
 width: 28

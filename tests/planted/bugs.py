@@ -303,7 +303,7 @@ BUGS = [
         "calls that a line end separates are no calls",
     ),
     Bug(
-        "core",
+        "nn",
         "loss.py",
         "LossSum.plus",
         "self.num_labels + other.num_labels",

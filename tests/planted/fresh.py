@@ -9,7 +9,7 @@ from bugs import Bug
 
 FRESH = [
     Bug(
-        "core",
+        "nn",
         "layout.py",
         "TokenLayout.next_of",
         "self._together(1) & self.real[..., :-1]",
@@ -17,7 +17,7 @@ FRESH = [
         "the last token of a packed document predicts the first of the next",
     ),
     Bug(
-        "core",
+        "nn",
         "layout.py",
         "TokenLayout.packed",
         "documents += len(lengths)",

@@ -1,6 +1,6 @@
 """Plant bugs one at a time in a copy of the sources, and report which check sees each: the tests of its room, or the laws.
 
-    python tests/planted/run.py [--fresh] [--only N …] [--checks tests] [--seconds 300] [--json] [--out FILE]
+    python tests/planted/run.py [--set fresh_two] [--only N …] [--checks tests] [--seconds 300] [--json] [--out FILE]
 
 For each bug, first (by default) the laws and random programs of calls, where they reach its room (`law_commands`); then the
 quick tests of its room, those that name the changed file first. A test that fails without the bug, too, has not seen it.
@@ -31,12 +31,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 from bugs import BUGS, Bug
 from fresh import FRESH
+from fresh_two import FRESH_TWO
 
-from dovetail.files.spec import to_yaml
+from dovetail.files.spec import load_spec, to_yaml, zoo
 from dovetail.proof.laws import suite  # registers the laws, too
 from dovetail.proof.laws.case import LAWS as ALL_LAWS
+from dovetail.spec.part import walk_spec
 
 ROOT = Path(__file__).resolve().parents[2]
+SETS = {"bugs": BUGS, "fresh": FRESH, "fresh_two": FRESH_TWO}
 SPECS = sorted(Path(__file__).parent.glob("*.yaml"))
 FAST = [law.name for law in ALL_LAWS.values() if not law.slow]
 PROGRAMS = ("-m", "checks.programs", "--programs", "200")
@@ -45,7 +48,7 @@ NUMBERS = (
     "failed = check_oracles(set(sys.argv[1:]) & ORACLES.keys()); print('own_number fails:', *failed); sys.exit(bool(failed))"
 )
 # rooms whose code the laws and the random programs run; the others have only tests
-LAWS = ("core", "ops", "parts", "weights", "training", "hf", "state", "parallel")
+LAWS = ("spec", "nn", "model", "ops", "parts", "weights", "training", "hf", "state", "parallel", "look")
 PROGRAMMED = ("serving", "text", "data", "decoding", "state")
 RANKED = re.compile(r"\bctx\.(all_reduce|enter|leave|join|max|first|batch_\w+)\(")  # where ranks share the work of a part
 NEAR = 3  # files of parts that import a module, at most, for their kinds to be tested by themselves
@@ -127,20 +130,22 @@ def run(bug: Bug, number: int, copy: Path, seconds: float, checks: Sequence[str]
 
 
 def law_commands(bug: Bug, root: Path = ROOT) -> Iterator[Sequence[str]]:
-    """The commands of the laws and programs that a bug meets: the literal numbers of its kinds, laws on two sampled specs that
-    have them (if the file is near to no kind: that predict several tokens) and on two small specs, law 8 where ranks are spoken
-    of, and random programs."""
+    """The commands of the laws and programs that a bug meets: the literal numbers of its kinds, laws on a preset and a sampled
+    spec that have them (if the file is near to no kind: on sampled specs that predict several tokens) and on two small specs,
+    law 8 where ranks are spoken of, and random programs."""
     path = place(bug)[0]  # in the clone: the copy has the bug already
-    kinds = kinds_near(path, ROOT)
+    kinds = set(kinds_near(path, ROOT))
     if kinds and bug.room in LAWS:
-        yield "-c", NUMBERS, *kinds
+        yield "-c", NUMBERS, *sorted(kinds)
     specs = [str(spec.relative_to(ROOT)) for spec in SPECS]
+    small = [name for name, of_it in _presets().items() if of_it & kinds] if bug.room in LAWS else []
     for i, text in enumerate(_sampled()):
         wanted = any(f"kind: {kind}" in text for kind in kinds) if kinds else "mtp:" in text
-        if bug.room in LAWS and wanted and len(specs) < len(SPECS) + 2:
+        if bug.room in LAWS and wanted and len(specs) < len(SPECS) + 2 - bool(small):
             (root / f"sampled-{i}.yaml").write_text(text, encoding="utf-8")
             specs.insert(0, f"sampled-{i}.yaml")
     ranked = bug.room == "parallel" or (bug.room in LAWS and RANKED.search(path.read_text(encoding="utf-8")))
+    specs[:0] = small[:1]  # a preset is smaller than a sampled spec
     for only, some in (
         (FAST, specs if bug.room in LAWS and bug.room != "parallel" else []),
         (["sharded"], specs if ranked else []),
@@ -158,6 +163,12 @@ def kinds_near(path: Path, root: Path) -> list[str]:
     return sorted(
         {kind for file in files for kind in re.findall(r'^@register\("(\w+)"\)', file.read_text("utf-8"), re.MULTILINE)}
     )
+
+
+@functools.cache
+def _presets() -> dict[str, set[str]]:
+    """The kinds of each small preset."""
+    return {name: {part.kind for _, part in walk_spec(load_spec(name))} for name in zoo() if name.endswith("-tiny")}
 
 
 @functools.cache
@@ -236,7 +247,7 @@ def _named(text: str) -> str:
 def main() -> int:
     """Run some or all bugs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--fresh", action="store_true", help="the bugs of fresh.py instead of those of bugs.py")
+    parser.add_argument("--set", choices=SETS, default="bugs", help="the file with the bugs")
     parser.add_argument("--only", type=int, nargs="*", help="numbers of bugs, from 1")
     parser.add_argument("--seconds", type=float, default=300.0, help="CPU seconds that one command may take")
     parser.add_argument("--checks", nargs="+", choices=CHECKS, default=CHECKS, help="in this order; default: laws, then tests")
@@ -245,7 +256,7 @@ def main() -> int:
     flags = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the command that runs, too
     outcomes: list[Outcome] = []
-    bugs = FRESH if flags.fresh else BUGS
+    bugs = SETS[flags.set]
     with tempfile.TemporaryDirectory(prefix="planted-") as folder:
         copy = Path(folder)
         for name in ("src", "tests", "benchmarks", "checks", "docs", "action", "deploy"):

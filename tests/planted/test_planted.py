@@ -12,10 +12,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 import run as planted
 from bugs import BUGS, Bug
 from fresh import FRESH
+from fresh_two import FRESH_TWO
 from lab_statistics import STATISTICS
 
 
-@pytest.mark.parametrize("bug", [*BUGS, *FRESH, *STATISTICS], ids=lambda bug: f"{bug.room}-{bug.function}")
+@pytest.mark.parametrize("bug", [*BUGS, *FRESH, *FRESH_TWO, *STATISTICS], ids=lambda bug: f"{bug.room}-{bug.function}")
 def test_a_planted_bug_applies(bug: Bug) -> None:
     path, text = planted.place(bug)
     assert text != path.read_text(encoding="utf-8")
@@ -29,5 +30,8 @@ def test_there_are_sixty_and_half_in_the_rooms_with_state() -> None:
 
 
 def test_half_of_the_fresh_bugs_are_in_rooms_that_laws_reach() -> None:
-    assert len(FRESH) == len({(bug.function, bug.new, bug.old) for bug in (*FRESH, *BUGS)}) - len(BUGS) == 20
-    assert sum(bug.room in planted.LAWS for bug in FRESH) >= 11
+    every = {(bug.function, bug.new, bug.old) for bugs in planted.SETS.values() for bug in bugs}
+    assert len(every) == sum(map(len, planted.SETS.values()))
+    for bugs in (FRESH, FRESH_TWO):
+        assert len(bugs) == 20
+        assert sum(bug.room in planted.LAWS for bug in bugs) >= 11

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.layout import TokenLayout
 from dovetail.hf.load import load
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 
 MODEL, FORM = load(sys.argv[1]), sys.argv[2]
 WRONG = float(sys.argv[3]) if len(sys.argv) > 3 else 1.0

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from dovetail.construction import build, generator
 from dovetail.files.model_dir import save
 from dovetail.files.spec import from_yaml
 from dovetail.hf.write import export_directory
-from dovetail.model import Model
+from dovetail.model.construction import build, generator
+from dovetail.model.model import Model
 from dovetail.proof.compare.transformers_side import TransformersSide
 
 LLAMA = """

@@ -5,11 +5,11 @@ import random
 
 import pytest
 
-from dovetail.core.check import check
-from dovetail.core.part import KINDS
 from dovetail.proof.laws import cover
 from dovetail.proof.laws.cover import Factor, PairCover, all_factors, consistent, meeting, pairs_of, pins, scopes
 from dovetail.proof.laws.sample import BLOCK, attempt
+from dovetail.spec.check import check
+from dovetail.spec.part import KINDS
 
 
 def test_samples_are_legal_and_reproducible():

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.proof.http import Http
 
 

@@ -12,8 +12,8 @@ import torch
 from models import llama
 from safetensors.torch import load_file
 
+from dovetail.base.errors import FileError
 from dovetail.cli import main
-from dovetail.core.errors import FileError
 from dovetail.proof.compare.transformers_side import TransformersSide
 from dovetail.proof.foreign.opening import opened
 

@@ -15,7 +15,7 @@ from models import llama
 from torch import nn
 
 import dovetail
-from dovetail.core.errors import DovetailError, FileError
+from dovetail.base.errors import DovetailError, FileError
 from dovetail.proof.compare.check import Verdict
 from dovetail.proof.compare.dump import Dump
 from dovetail.proof.compare.dump_check import verify_dump

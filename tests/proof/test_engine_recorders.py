@@ -12,7 +12,7 @@ from models import LLAMA, llama, written
 from safetensors.torch import load_file, save_file
 
 import dovetail
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.files.spec import from_yaml
 from dovetail.proof.compare.engines import engines, interpreter, record_engine
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from dovetail.base.errors import FileError
 from dovetail.cli import main
-from dovetail.core.errors import FileError
 from dovetail.proof.foreign.laws import FOREIGN, laws_on
 from dovetail.proof.foreign.opening import opened
 from dovetail.proof.laws.law import Outcome

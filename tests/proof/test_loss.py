@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 
 from checks.mutants.seeded.loss import with_head
-from dovetail.core.group import Head
-from dovetail.core.part import KINDS
+from dovetail.nn.groups import Head
 from dovetail.proof.laws import loss
 from dovetail.proof.laws.case import Case
+from dovetail.spec.part import KINDS
 
 HEADS = sorted(kind for kind, cls in KINDS.items() if issubclass(cls, Head))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.proof.laws import record as record_module
 from dovetail.proof.laws.law import Laws, Outcome
 from dovetail.proof.laws.record import Record

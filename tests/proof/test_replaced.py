@@ -1,4 +1,4 @@
-"""Law 23: leaves of another class act on every path, or are refused by their name."""
+"""Law 23: leaves in another storage act on every path, or are refused by their name."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, cast
 import pytest
 import torch
 
-from dovetail.core.errors import SpecError
-from dovetail.core.linear import Linear
+from dovetail.base.errors import SpecError
+from dovetail.nn.linear import Linear
 from dovetail.parallel.shard import tensor_parallel
 from dovetail.proof.laws.case import Case
 from dovetail.proof.laws.mutant import spec
@@ -43,7 +43,9 @@ class OneAxis:
 
 
 def test_tensor_parallel_refuses_a_replaced_leaf_by_its_name() -> None:
-    with pytest.raises(SpecError, match=r"layers\.0\.mixer\.\w+: is a LowRank, where the spec declares a plain linear leaf"):
+    with pytest.raises(
+        SpecError, match=r"layers\.0\.mixer\.\w+: is stored as LowRank, where the spec declares a plain linear leaf"
+    ):
         tensor_parallel(with_leaves(Case(LATENT)), LATENT, cast("DeviceMesh", OneAxis()))
 
 
@@ -60,4 +62,4 @@ def test_what_is_added_depends_on_the_path() -> None:
     leaf = model.layers[0].mixer.q
     one, other = added("layers.0.mixer.q", leaf, 0), added("layers.1.mixer.q", leaf, 0)
     assert not torch.equal(one[0], other[0])
-    assert isinstance(with_leaves(Case(spec())).head.out, LowRank)
+    assert isinstance(with_leaves(Case(spec())).head.out.storage, LowRank)

@@ -16,7 +16,7 @@ from rollout_gaps import Gap, Maker, Truncation
 from rollouts import settings_share
 
 import dovetail
-from dovetail.core.errors import FileError, UsageError
+from dovetail.base.errors import FileError, UsageError
 from dovetail.files.model_dir import save
 from dovetail.proof.compare.sides import ModelSide
 from dovetail.proof.rollouts.check import explain_rollouts
@@ -93,8 +93,8 @@ def test_temperature_and_truncation_have_the_shares_that_the_sampler_gave_them(h
 
 def tempered_lines(gap: Gap, how: Truncation) -> list[dict[str, list[float]]]:
     """The lines with the log-probs after temperature and before truncation, from the trainer's own logits."""
-    from dovetail.core.ctx import Ctx
-    from dovetail.core.layout import TokenLayout
+    from dovetail.nn.ctx import Ctx
+    from dovetail.nn.layout import TokenLayout
 
     lines = []
     for line in gap.lines:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.proof.rollouts import file as reader
 from dovetail.proof.rollouts.file import read_rollouts
 from dovetail.proof.rollouts.sampling import Settings

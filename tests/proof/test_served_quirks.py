@@ -11,8 +11,8 @@ from test_served import BUGS
 from wrong_server import running
 
 import dovetail
+from dovetail.base.errors import DovetailError, FileError, UsageError
 from dovetail.cli import main
-from dovetail.core.errors import DovetailError, FileError, UsageError
 from dovetail.proof.answers import Answer, Step, UnreadableAnswer, choices_of, joined
 from dovetail.proof.served.case import Served
 from dovetail.proof.served.client import DryRun

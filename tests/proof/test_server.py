@@ -15,7 +15,7 @@ import pytest
 import torch
 from models import llama
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.proof.compare.prompt import Prompt, random_prompt
 from dovetail.proof.compare.server import ask, compare_server
 from dovetail.proof.compare.sides import NativeSide

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from models import LLAMA, llama, written
 
+from dovetail.base.errors import FileError
 from dovetail.codegen.file import emit
-from dovetail.core.errors import FileError
 from dovetail.files.spec import from_yaml
 from dovetail.proof.compare.check import verify
 from dovetail.proof.compare.opening import local, pair
@@ -100,8 +100,8 @@ layers: [{repeat: 2, mixer: {heads: 5, position: none}, ffn: {hidden: 44}}]
 
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
-    from dovetail.construction import build
     from dovetail.files.model_dir import save
+    from dovetail.model.construction import build
 
     spec = from_yaml(SPEC)
     save(build(spec, seed=3), spec, tmp_path / "ours")

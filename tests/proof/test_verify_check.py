@@ -11,7 +11,7 @@ import torch
 from models import Seeded, llama
 from torch import nn
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.proof.compare.check import Verdict, verify
 from dovetail.proof.compare.prompt import random_prompt
 from dovetail.proof.compare.sides import NativeSide

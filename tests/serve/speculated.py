@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 import dovetail as dt
-from dovetail.core.ctx import Ctx
-from dovetail.core.layout import TokenLayout
 from dovetail.decoding.generation import generate_tokens
 from dovetail.decoding.sampling import Sampling
+from dovetail.model.transformer import Transformer
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.serving.draft_ahead import Depths, own_drafter
 from dovetail.serving.engine import Engine
 from dovetail.serving.request import Output, Request
 from dovetail.serving.schedule import Continuation
 from dovetail.serving.speculate import sample_drafts
-from dovetail.transformer import Transformer
 
 TEXT = "It was the best of times, it was the worst of times. "
 ATTENTION = "{mixer: {heads: 2, head: 16}, ffn: {hidden: 64}}"

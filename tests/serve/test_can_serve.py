@@ -10,22 +10,22 @@ from torch import Tensor
 from vllm_specs import CASES, sharded
 
 import dovetail as dt
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import SpecError, UsageError
-from dovetail.core.group import Mask, Mixer
-from dovetail.core.layout import TokenLayout
-from dovetail.core.part import KINDS, from_data
-from dovetail.core.view import Entries
+from dovetail.base.errors import SpecError, UsageError
 from dovetail.files.spec import from_mapping
 from dovetail.hf.hf import to_hf
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Mask, Mixer
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.view import Entries
 from dovetail.ops.attend import WHOLE, Stored
 from dovetail.serving.can_serve import Reason, can_serve, require
+from dovetail.spec.part import KINDS, from_data
 
 MASKS = [
     {"kind": kind, field: value}
     for kind, cls in sorted(KINDS.items())
     if issubclass(cls, Mask)
-    for field, values in (cls.SAMPLES or {"": [None]}).items()
+    for field, values in (cls.proof.samples or {"": [None]}).items()
     for value in values
 ]
 NESTED = [

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import InputError
+from dovetail.base.errors import InputError
 from dovetail.files.spec import load_spec
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
+from dovetail.nn.ctx import Ctx
 from dovetail.proof.laws.case import perturbed
 from dovetail.serving import compiled
 from dovetail.serving.engine import Engine

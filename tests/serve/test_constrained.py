@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import dovetail as dt
+from dovetail.base.errors import SpecError, UsageError
 from dovetail.cli import main
-from dovetail.core.errors import SpecError, UsageError
 from dovetail.decoding.generation import Vocabulary, generate_tokens
 from dovetail.decoding.sampling import Sampling
 from dovetail.serving.engine import Engine

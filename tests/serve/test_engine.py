@@ -10,11 +10,11 @@ from functools import cache
 import pytest
 import torch
 
-from dovetail.core.errors import InputError
+from dovetail.base.errors import InputError
 from dovetail.decoding.generation import generate_tokens
 from dovetail.decoding.sampling import Sampling
 from dovetail.files.spec import load_spec
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
 from dovetail.proof.laws.case import perturbed
 from dovetail.serving.engine import Engine
 from dovetail.serving.request import Output, Request
@@ -161,7 +161,7 @@ def test_log_probs_of_prompt_and_tokens_are_those_of_a_whole_pass() -> None:
 
 
 def whole(model: ModelModule, ids: torch.Tensor) -> torch.Tensor:
-    from dovetail.core.inputs import default_ctx
+    from dovetail.nn.inputs import default_ctx
 
     return model(ids, default_ctx(ids))
 

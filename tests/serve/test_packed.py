@@ -9,10 +9,10 @@ import torch
 
 import dovetail as dt
 from dovetail.api.engine import EngineOptions, load_engine
-from dovetail.core.errors import SpecError
-from dovetail.core.linear import Linear
+from dovetail.base.errors import SpecError
+from dovetail.nn.linear import Linear
 from dovetail.proof.laws.case import perturbed
-from dovetail.serving.packed import PackedLinear, pack
+from dovetail.serving.packed import Packed, pack
 from dovetail.serving.request import Request
 from dovetail.weights.adapters.attach import attach
 
@@ -26,6 +26,10 @@ layers:
 """
 
 
+def is_packed(module: torch.nn.Module) -> bool:
+    return isinstance(module, Linear) and isinstance(module.storage, Packed)
+
+
 @pytest.mark.parametrize("text", [LLAMA, MIXED])
 def test_a_packed_model_has_the_same_logits(text: str) -> None:
     spec = dt.from_yaml(text)
@@ -37,7 +41,7 @@ def test_a_packed_model_has_the_same_logits(text: str) -> None:
             want, got = plain(tokens), packed(tokens)
         assert (got - want).abs().max() < 2e-5 * want.abs().max()
     for (path, leaf), other in zip(plain.named_modules(), packed.modules(), strict=True):
-        if isinstance(other, PackedLinear):
+        if is_packed(other):
             assert isinstance(leaf, Linear)
             assert torch.equal(other.dense(), leaf.weight), path
 
@@ -75,14 +79,14 @@ def test_adapters_fit_packed_leaves() -> None:
 def test_other_dtypes_stay_as_they_are(dtype: torch.dtype) -> None:
     model = dt.build(LLAMA, dtype=dtype)
     assert pack(model) == 0
-    assert not any(isinstance(one, PackedLinear) for one in model.modules())
+    assert not any(is_packed(one) for one in model.modules())
 
 
 def test_an_engine_of_a_directory_is_packed_and_has_the_tokens_of_generate(tmp_path: Path) -> None:
     model = perturbed(dt.from_yaml(LLAMA), 3, torch.float32)
     dt.save(model, tmp_path / "model")
     engine = load_engine(tmp_path / "model", EngineOptions(rows=3, longest=64))
-    assert sum(isinstance(one, PackedLinear) for one in engine.model.modules()) == 15  # seven per layer, and the tied head
+    assert sum(is_packed(one) for one in engine.model.modules()) == 15  # seven per layer, and the tied head
     prompts = [[5, 9, 20], [7], [3, 3, 8, 1, 60]]
     for i, prompt in enumerate(prompts):
         engine.add(Request(id=str(i), prompt=tuple(prompt), max_tokens=12))

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import InputError
-from dovetail.core.limits import SERVED_ADAPTERS
+from dovetail.base.errors import InputError
+from dovetail.base.limits import SERVED_ADAPTERS
 from dovetail.decoding.generation import generate_tokens
 from dovetail.files.spec import load_spec
-from dovetail.model import Model, ModelModule
+from dovetail.model.model import Model, ModelModule
 from dovetail.proof.laws.adapted import perturb
 from dovetail.proof.laws.case import perturbed
 from dovetail.proof.laws.mutant import spec

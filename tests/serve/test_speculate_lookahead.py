@@ -10,10 +10,10 @@ import torch
 from speculated import ATTENTION, MAMBA, alone, learned, prompt, run
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.layout import TokenLayout
 from dovetail.decoding.sampling import Sampling
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.serving.engine import Engine
 from dovetail.serving.lookahead import Lookahead, Row
 from dovetail.serving.request import Request

@@ -12,11 +12,11 @@ from speculated import ATTENTION, EXPERTS, MAMBA, Compared, alone, compare_distr
 import dovetail as dt
 from dovetail.api.engine import EngineOptions, load_engine
 from dovetail.decoding.sampling import GREEDY
+from dovetail.model.transformer import Transformer
 from dovetail.proof.laws.adapted import perturb
 from dovetail.serving.draft_ahead import DraftAhead, DraftLast, own_drafter
 from dovetail.serving.engine import Engine
 from dovetail.serving.request import Request
-from dovetail.transformer import Transformer
 from dovetail.weights.adapters.attach import attach, detach
 from dovetail.weights.adapters.lora import Lora
 from dovetail.weights.adapters.storage import adapter_tensors

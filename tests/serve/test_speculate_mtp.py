@@ -12,17 +12,17 @@ from speculated import ATTENTION, EXPERTS, MAMBA, Compared, alone, learned, prom
 
 import dovetail as dt
 from dovetail.api.engine import EngineOptions, load_engine
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import SpecError
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import SpecError
 from dovetail.decoding.sampling import GREEDY
 from dovetail.files.spec import load_spec
+from dovetail.model.transformer import Transformer
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.proof.laws.adapted import perturb
 from dovetail.serving.draft_ahead import DraftAhead
 from dovetail.serving.engine import Engine
 from dovetail.serving.request import Request
 from dovetail.serving.schedule import Continuation
-from dovetail.transformer import Transformer
 from dovetail.weights.adapters.attach import attach, detach
 from dovetail.weights.adapters.lora import Lora
 from dovetail.weights.adapters.storage import adapter_tensors

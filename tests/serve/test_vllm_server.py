@@ -19,7 +19,7 @@ from vllm_models import python
 from vllm_specs import attention, case
 
 import dovetail as dt
-from dovetail.core.errors import DovetailError
+from dovetail.base.errors import DovetailError
 from dovetail.decoding.generation import Vocabulary
 from dovetail.proof.http import Http
 from dovetail.text.learn import learn

@@ -6,12 +6,12 @@ import pytest
 import torch
 from test_can_serve import with_mixer
 
-from dovetail.core.group import Mixer
-from dovetail.core.part import KINDS
 from dovetail.files.spec import from_mapping
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.nn.groups import Mixer
 from dovetail.serving.can_serve import recurring
 from dovetail.serving.vllm.recurrent import StateBlocks, placed_states
+from dovetail.spec.part import KINDS
 from dovetail.state.pool import Pool
 
 BLOCKS, PADDING = 5, 48  # a page of vLLM may be longer than the states in it

@@ -13,7 +13,7 @@ import torch
 
 import dovetail
 from dovetail.api.engine import EngineOptions, start_engine
-from dovetail.core.errors import InputError
+from dovetail.base.errors import InputError
 from dovetail.decoding.generation import generate_tokens
 from dovetail.serving.client import Busy, EngineDead
 from dovetail.serving.request import Inbox, Output, Request, encode

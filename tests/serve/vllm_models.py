@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 import dovetail as dt
-from dovetail.construction import generator
 from dovetail.hf.peaked import randomize
-from dovetail.model import Model
+from dovetail.model.construction import generator
+from dovetail.model.model import Model
 
 ROOT = Path(__file__).parents[2]
 TOKENS, MARGIN, SEEDS, FEWEST = 256, 5e-4, 40, 6

@@ -10,7 +10,7 @@ import random
 from typing import Any, NamedTuple
 
 from dovetail.files.spec import from_mapping
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 PRODUCTS, SEED = 12, 7
 GEOMETRIES = ((4, 2, 32), (3, 1, 96), (2, 2, 64), (6, 3, 32), (4, 1, 80))  # heads, kv_heads, head

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.construction import build
-from dovetail.core.errors import InputError, SpecError, StateError
+from dovetail.base.errors import InputError, SpecError, StateError
 from dovetail.files.spec import from_yaml
+from dovetail.model.construction import build
 from dovetail.proof.laws.programs import snapshot
 from dovetail.state.pool import Layout, Pool
 

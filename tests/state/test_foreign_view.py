@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import StateError
-from dovetail.core.layout import TokenLayout
-from dovetail.core.view import Edit, Entries, Scoring
+from dovetail.base.errors import StateError
 from dovetail.files.spec import from_yaml
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.view import Edit, Entries, Scoring
 from dovetail.proof.laws.case import perturbed
 
 SPEC = """

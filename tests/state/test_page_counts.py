@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from dovetail.core.errors import StateError
+from dovetail.base.errors import StateError
 from dovetail.state.slots import Paged
 
 ROWS, CAPACITY, PAGE = 4, 22, 4

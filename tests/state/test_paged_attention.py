@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dovetail.core.ctx import Ctx
 from dovetail.files.spec import from_yaml
+from dovetail.nn.ctx import Ctx
 from dovetail.proof.laws.case import perturbed
 from dovetail.state import pages
 from dovetail.state.pool import Pool

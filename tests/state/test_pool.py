@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import StateError
-from dovetail.core.fold import state_values
-from dovetail.core.group import Mixer
-from dovetail.core.layout import TokenLayout
-from dovetail.core.part import KINDS
+from dovetail.base.errors import StateError
 from dovetail.files.spec import from_yaml
-from dovetail.model import ModelModule
+from dovetail.model.construction import build
+from dovetail.model.model import ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Mixer
+from dovetail.nn.layout import TokenLayout
+from dovetail.spec.fold import state_values
+from dovetail.spec.part import KINDS
 from dovetail.state.pool import Layout, Pool
 
 FULL = from_yaml("width: 28\nvocab: 62\nlayers: [{repeat: 3, mixer: {heads: 6, kv_heads: 2, head: 12}, ffn: {hidden: 44}}]\n")

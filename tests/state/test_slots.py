@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dovetail.core.errors import StateError
+from dovetail.base.errors import StateError
 from dovetail.state.slots import NO_COPIES, Contiguous, Paged, Ring, Slots
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from dovetail.core.errors import FileError
-from dovetail.core.limits import TEMPLATE_SECONDS
+from dovetail.base.errors import FileError
+from dovetail.base.limits import TEMPLATE_SECONDS
 from dovetail.text import chat
 from dovetail.text.chat import ChatTemplate
 from dovetail.text.learn import learn

@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.text.learn import KINDS, LEAST, UNKNOWN, learn
 from dovetail.text.tokenizer import END, MASK, TOKENIZER_FILE, Tokenizer
 

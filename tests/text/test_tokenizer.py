@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dovetail.core.errors import FileError, InputError, SpecError
-from dovetail.core.limits import TOKENIZER_IDS
+from dovetail.base.errors import FileError, InputError, SpecError
+from dovetail.base.limits import TOKENIZER_IDS
 from dovetail.text.learn import LEAST, learn
 from dovetail.text.tokenizer import END, MASK, TOKENIZER_FILE, Tokenizer
 

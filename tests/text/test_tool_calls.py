@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dovetail.core.errors import UsageError
+from dovetail.base.errors import UsageError
 from dovetail.serving.http.tool_stream import ToolStream
 from dovetail.text.tool_calls.parser import parser_named, parser_of, parsers
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.text.chat import ChatTemplate
 from dovetail.text.conversation import Chat, Completion, Encoded, TurnEncoder
 from dovetail.text.learn import learn

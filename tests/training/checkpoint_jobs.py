@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
 
-from dovetail.construction import build
 from dovetail.files.spec import from_yaml
+from dovetail.model.construction import build
 from dovetail.parallel.construction import build_sharded, local
 from dovetail.parallel.mesh import make_mesh
 from dovetail.training.checkpoint import Checkpoints

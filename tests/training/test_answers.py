@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import dovetail as dt
-from dovetail.core.errors import FileError, SpecError, UsageError
-from dovetail.core.loss import IGNORED
+from dovetail.base.errors import FileError, SpecError, UsageError
 from dovetail.data.tasks.task import read_synthetic_task
 from dovetail.files.spec import from_yaml
+from dovetail.nn.loss import IGNORED
 from dovetail.training.answers import HELD_OUT_ROWS, Answers, from_task
 from dovetail.training.loop import measure
 from dovetail.training.source import Shape

@@ -12,7 +12,7 @@ import pytest
 import torch
 from checkpoint_jobs import load, save
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.parallel.pair import Pair
 from dovetail.training.checkpoint import MANIFEST, Checkpoints, read_manifest, verify
 

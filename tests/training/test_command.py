@@ -8,10 +8,10 @@ import pytest
 from tokenizers import Tokenizer as Engine, decoders, models, pre_tokenizers, processors
 
 from dovetail.cli import main
-from dovetail.construction import build
 from dovetail.files.model_dir import save
 from dovetail.files.spec import load_spec
 from dovetail.hf.load import load
+from dovetail.model.construction import build
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.views.map import attention_of
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import dovetail as dt
-from dovetail.construction import build
-from dovetail.core.errors import FileError, InputError, SpecError
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import FileError, InputError, SpecError
 from dovetail.data.corpus import Batch
 from dovetail.files.spec import from_yaml
+from dovetail.model.construction import build
+from dovetail.nn.layout import TokenLayout
 from dovetail.training.denoising import Denoising, SpanCorruption, counts
 from dovetail.training.plan import Plan
 from dovetail.training.step import Trainer

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from dovetail import from_yaml
-from dovetail.construction import build
-from dovetail.core import host
-from dovetail.core.layout import TokenLayout
 from dovetail.data.corpus import Batch, Corpus
-from dovetail.model import Model
+from dovetail.model.construction import build
+from dovetail.model.model import Model
+from dovetail.nn import host
+from dovetail.nn.layout import TokenLayout
 from dovetail.proof.laws.device import META, DeviceWatch
 from dovetail.training import loop, step
 from dovetail.training.objective import MaskedTokens, Objective, next_token, seq2seq

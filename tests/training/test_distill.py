@@ -13,8 +13,8 @@ from torch import Tensor
 from tuning_base import base, chats
 
 import dovetail as dt
-from dovetail.core.errors import FileError, UsageError
-from dovetail.core.loss import IGNORED
+from dovetail.base.errors import FileError, UsageError
+from dovetail.nn.loss import IGNORED
 from dovetail.training import tuning
 from dovetail.training.objective import Setup, TuningData, context
 from dovetail.training.ranks import Ranks

@@ -12,11 +12,11 @@ import torch
 from train_jobs import SPEC, save_step
 
 import dovetail as dt
+from dovetail.base.errors import FileError
 from dovetail.cli import main
-from dovetail.core.errors import FileError
-from dovetail.core.fold import declared
 from dovetail.files.spec import from_yaml, to_yaml
 from dovetail.parallel.pair import Pair
+from dovetail.spec.fold import declared
 from dovetail.training.checkpoint import Checkpoints
 
 LARGE = """

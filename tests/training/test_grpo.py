@@ -12,7 +12,7 @@ import torch
 from tuning_base import base, write_rows
 
 import dovetail as dt
-from dovetail.core.errors import UsageError
+from dovetail.base.errors import UsageError
 from dovetail.proof.laws.invariant import ULPS
 from dovetail.training.grpo import Grpo, advantages
 from dovetail.training.objective import Setup, TuningData, context
@@ -111,6 +111,21 @@ def test_rollouts_are_a_function_of_seed_and_step_and_follow_the_probs(tmp_path)
     greedy = roll_out(model, [prompt, prompt[:2]], 1, 6, 0.0, (), 5)
     assert greedy[0].tokens == model.generate(prompt, 6)
     assert greedy[1].tokens == model.generate(prompt[:2], 6)
+
+
+def test_an_answer_is_the_same_whichever_others_have_ended(tmp_path):
+    """Up to its end token, of any set of them, it is the answer without end tokens, and so are its log-probs."""
+    model, _, source = prepared(tmp_path)
+    prompts = source.table.make.sampler.ids[:3]
+    whole = roll_out(model, prompts, 4, 8, 1.0, (), 7)
+    for count in (1, 8, model.spec.vocab // 2):
+        stop = range(count)
+        some = roll_out(model, prompts, 4, 8, 1.0, stop, 7)
+        for full, cut in zip(whole, some, strict=True):
+            end = next((i for i, token in enumerate(full.tokens, 1) if token in stop), 8)
+            assert cut.tokens == full.tokens[:end]
+            assert cut.log_probs == pytest.approx(full.log_probs[:end], abs=1e-4)
+    assert len({len(one.tokens) for one in some}) > 1
 
 
 def test_a_killed_run_resumes_to_the_same_weights(tmp_path, monkeypatch):

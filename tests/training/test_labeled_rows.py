@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import dovetail as dt
-from dovetail.construction import build
-from dovetail.core.errors import FileError, SpecError, UsageError
+from dovetail.base.errors import FileError, SpecError, UsageError
 from dovetail.data.rows import held_out_rows, read_labeled_images, read_labeled_texts, read_pairs
 from dovetail.files.spec import from_yaml
+from dovetail.model.construction import build
 from dovetail.training.loop import measure
 from dovetail.training.pairs import Contrastive
 from dovetail.training.plan import Plan

@@ -12,9 +12,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from layout_jobs import SPECS, Trained, train_steps
 
-from dovetail.construction import on_meta
-from dovetail.core.errors import SpecError, UsageError
+from dovetail.base.errors import SpecError, UsageError
 from dovetail.files.spec import from_yaml
+from dovetail.model.construction import on_meta
 from dovetail.parallel.layout import Axes, Layout
 from dovetail.parallel.mesh import RankError
 from dovetail.parallel.pair import Pair

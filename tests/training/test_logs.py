@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import dovetail as dt
-from dovetail.core.errors import UsageError
+from dovetail.base.errors import UsageError
 from dovetail.training import metrics
 
 SPEC = "{width: 28, vocab: 270, layers: [{repeat: 2, mixer: {heads: 2, kv_heads: 1}, ffn: {hidden: 44}}]}"

@@ -4,13 +4,13 @@ import math
 import pytest
 import torch
 
-from dovetail.construction import build
-from dovetail.core.errors import Diverged
-from dovetail.core.fold import declared
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import tensor_at
+from dovetail.base.errors import Diverged
 from dovetail.data.corpus import Batch, Corpus
 from dovetail.decoding.generation import generate_tokens
+from dovetail.model.construction import build
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import tensor_at
+from dovetail.spec.fold import declared
 from dovetail.text.learn import learn
 from dovetail.training.loop import evaluate, train
 from dovetail.training.objective import NextToken, next_token

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import dovetail as dt
+from dovetail.base.errors import SpecError
 from dovetail.cli import main
-from dovetail.core.errors import SpecError
-from dovetail.core.field import widening
-from dovetail.core.fold import declared
-from dovetail.core.part import KINDS
+from dovetail.spec.field import widening
+from dovetail.spec.fold import declared
+from dovetail.spec.part import KINDS
 from dovetail.training.coordinates import FLAT, slope
 from dovetail.training.optim import Optimizer
 from dovetail.weights.surgery.resize import _grown, widened

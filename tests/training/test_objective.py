@@ -3,10 +3,10 @@ import dataclasses as dc
 import pytest
 import torch
 
-from dovetail.construction import build
-from dovetail.core.layout import TokenLayout
 from dovetail.data.corpus import Batch
 from dovetail.files.spec import from_yaml
+from dovetail.model.construction import build
+from dovetail.nn.layout import TokenLayout
 from dovetail.training.loop import evaluate, train
 from dovetail.training.objective import MaskedTokens, classify, next_token, seq2seq
 from dovetail.training.plan import Plan

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import dovetail as dt
-from dovetail.core.declared_tensors import held
-from dovetail.core.errors import SpecError, UsageError
+from dovetail.base.errors import SpecError, UsageError
+from dovetail.nn.declared_tensors import held
 from dovetail.training.optim import Optimizer, train_only, weights_named
 
 SPEC = "{width: 28, vocab: 270, layers: [{repeat: 2, mixer: {heads: 2, kv_heads: 1}, ffn: {hidden: 44}}]}"

@@ -5,10 +5,10 @@ from math import sqrt
 import pytest
 import torch
 
-from dovetail.construction import build
-from dovetail.core.fold import declared
-from dovetail.core.weight import matrices
 from dovetail.files.spec import from_yaml
+from dovetail.model.construction import build
+from dovetail.spec.fold import declared
+from dovetail.spec.weight import matrices
 from dovetail.training.optim import A, B, C, Muon, Optimizer, by_muon, orthogonal
 
 SPEC = """

@@ -11,7 +11,7 @@ import torch
 from tuning_base import base, write_rows
 
 import dovetail as dt
-from dovetail.core.errors import UsageError
+from dovetail.base.errors import UsageError
 from dovetail.training.objective import TuningData
 from dovetail.training.plan import Plan
 from dovetail.training.preference import Dpo, Ipo, Kto, Orpo, RewardModel, reference_log_probs, scores

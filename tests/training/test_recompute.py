@@ -11,8 +11,8 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dovetail import build, from_yaml
-from dovetail.core.layout import TokenLayout
 from dovetail.data.corpus import Batch
+from dovetail.nn.layout import TokenLayout
 from dovetail.training.objective import next_token
 from dovetail.training.plan import Plan, Recompute
 from dovetail.training.step import Trainer

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import dovetail as dt
-from dovetail.core.errors import FileError
-from dovetail.core.termination import Interrupt
+from dovetail.base.errors import FileError
+from dovetail.base.termination import Interrupt
 
 SPEC = """
 width: 28

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.construction import build
-from dovetail.core.layout import TokenLayout
 from dovetail.data.corpus import Batch
 from dovetail.files.spec import load_spec
-from dovetail.model import Model
+from dovetail.model.construction import build
+from dovetail.model.model import Model
+from dovetail.nn.layout import TokenLayout
 from dovetail.training import loop
 from dovetail.training.metrics import Speed, peak_flops, speed_of
 from dovetail.training.objective import next_token

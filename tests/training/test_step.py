@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from dovetail.construction import build
-from dovetail.core.layout import TokenLayout
-from dovetail.core.loss import IGNORED
 from dovetail.data.corpus import Batch
 from dovetail.files.spec import from_yaml
+from dovetail.model.construction import build
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.loss import IGNORED
 from dovetail.training.loop import evaluate, train
 from dovetail.training.objective import MaskedTokens, next_token
 from dovetail.training.plan import Plan

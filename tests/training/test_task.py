@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import dovetail as dt
-from dovetail.construction import build
-from dovetail.core.errors import FileError, SpecError, UsageError
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import FileError, SpecError, UsageError
 from dovetail.data.corpus import Batch
 from dovetail.files.spec import from_yaml, load_spec
+from dovetail.model.construction import build
+from dovetail.nn.layout import TokenLayout
 from dovetail.training.loop import measure, train
 from dovetail.training.objective import MaskedTokens, classify, next_token, seq2seq
 from dovetail.training.plan import Plan

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 import dovetail as dt
-from dovetail.core.errors import Diverged, FileError, SpecError, UsageError
-from dovetail.core.loss import LossSum
+from dovetail.base.errors import Diverged, FileError, SpecError, UsageError
 from dovetail.data.bits import bits_per_byte
 from dovetail.data.corpora import open_tokens
 from dovetail.data.corpus import Corpus
@@ -23,6 +22,7 @@ from dovetail.data.loader import evaluation
 from dovetail.data.stream import Stream
 from dovetail.files.spec import from_yaml
 from dovetail.hf.load import load
+from dovetail.nn.loss import LossSum
 from dovetail.text.learn import learn
 from dovetail.training.loop import evaluate
 from dovetail.training.objective import NextToken, next_token

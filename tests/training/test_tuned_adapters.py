@@ -9,10 +9,9 @@ import torch
 from tuning_base import base, chats
 
 import dovetail as dt
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.training.source import HeldOut
 from dovetail.weights.adapters.storage import adapter_tensors
-from dovetail.weights.quantization.leaf import QuantizedLinear
 from dovetail.weights.quantization.recipe import quantized_leaves
 
 IDS = torch.arange(9)[None]
@@ -50,7 +49,7 @@ def test_an_adapter_is_trained_on_weights_of_four_bits(tmp_path: Path) -> None:
     )
     leaves = dict(quantized_leaves(run.model))
     assert leaves
-    assert all(isinstance(leaf, QuantizedLinear) and leaf.adapter is not None for leaf in leaves.values())
+    assert all(leaf.leaf.adapter is not None for leaf in leaves.values())
     assert run.history[-1].loss < run.history[0].loss - 0.05
     before, after = dict(quantized_leaves(dt.load(tmp_path / "four"))), leaves
     for path, leaf in before.items():

@@ -12,8 +12,8 @@ import torch
 from tuning_base import base, chats, write_rows
 
 import dovetail as dt
-from dovetail.core.errors import FileError, UsageError
-from dovetail.core.loss import IGNORED, LossSum
+from dovetail.base.errors import FileError, UsageError
+from dovetail.nn.loss import IGNORED, LossSum
 from dovetail.text.conversation import Encoded
 from dovetail.training.objective import TuningData
 from dovetail.training.source import HeldOut, Shape

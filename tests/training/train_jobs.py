@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from dovetail.core.layout import TokenLayout
 from dovetail.data.corpus import Batch
 from dovetail.files.spec import from_yaml
+from dovetail.nn.layout import TokenLayout
 from dovetail.parallel.layout import Axes, Layout
 from dovetail.training.checkpoint import Checkpoints
 from dovetail.training.loop import measure

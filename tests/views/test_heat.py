@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import dovetail as dt
-from dovetail.core.errors import DovetailError
+from dovetail.base.errors import DovetailError
 from dovetail.files.spec import from_yaml
 from dovetail.look.sweeps import Sweep
 from dovetail.views.heat import Heat, draw_heat, heat_page, lens_heat

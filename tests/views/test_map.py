@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from dovetail.construction import build
-from dovetail.core.errors import DovetailError, FileError, NonFiniteError, SpecError
+from dovetail.base.errors import DovetailError, FileError, NonFiniteError, SpecError
 from dovetail.files.spec import from_yaml
+from dovetail.model.construction import build
 from dovetail.views.map import attention_of, draw_map
 
 matplotlib = pytest.importorskip("matplotlib")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dovetail as dt
-from dovetail.core.errors import FileError, InputError, SpecError
+from dovetail.base.errors import FileError, InputError, SpecError
 from dovetail.proof.laws.adapted import perturb
 from dovetail.proof.laws.mutant import spec
 from dovetail.weights.adapters.attach import attach, detach, merge, read_adapter

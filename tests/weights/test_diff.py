@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import FileError, SpecError
-from dovetail.core.fold import declared
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import FileError, SpecError
 from dovetail.files.spec import changed, from_yaml, load_spec
-from dovetail.model import Model
+from dovetail.model.construction import build
+from dovetail.model.model import Model
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.spec.fold import declared
 from dovetail.weights.surgery import Diff, apply, diff
 
 SMALL = """

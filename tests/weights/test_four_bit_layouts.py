@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 import dovetail as dt
+from dovetail.base.errors import SpecError, UsageError
 from dovetail.cli import main
-from dovetail.core.errors import SpecError, UsageError
 from dovetail.hf.packed import packed_form
 from dovetail.ops.formats.format import SCALE, Format
 from dovetail.ops.formats.kinds import FP8, NF4, Int4, Int8
@@ -61,8 +61,8 @@ def test_tensors_are_the_documented_ones_and_load_with_the_same_logits(
 ) -> None:
     directory, model = exported(tmp_path, FORMATS[name], layout, dtype)
     leaf = leaf_at(model, LEAF)
-    stored = leaf.stored()
-    codes, zero = leaf.format.codes(stored, 48), leaf.format.grid(stored).zero
+    stored = leaf.storage.stored(leaf)
+    codes, zero = leaf.storage.format.codes(stored, 48), leaf.storage.format.grid(stored).zero
     zero = torch.full((32, 3), 8) if zero is None else zero.long()
     assert name != "zero" or len(zero.unique()) > 2
     found = {key.removeprefix(f"{THEIRS}."): one for key, one in load_file(directory / "model.safetensors").items()}
@@ -100,7 +100,8 @@ def test_a_zero_point_of_zero_survives(tmp_path: Path) -> None:
     with torch.no_grad():
         leaf_at(model, LEAF).weight.abs_()  # no value below 0: the zero point of every group is 0
     quantize(model, model.spec, select(model.spec, FORMATS["zero"]))
-    assert int(leaf_at(model, LEAF).stored()["weight_zero_point"].max()) == 0
+    leaf = leaf_at(model, LEAF)
+    assert int(leaf.storage.stored(leaf)["weight_zero_point"].max()) == 0
     dt.save(model, tmp_path / "own")
     dt.export(tmp_path / "own", tmp_path / "out", family="llama", layout="gptq")
     assert torch.equal(logits(dt.load(tmp_path / "out")), logits(model))

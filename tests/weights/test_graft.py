@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import declared
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import tensor_at
+from dovetail.base.errors import SpecError
 from dovetail.files.spec import changed, from_yaml
-from dovetail.model import Model, ModelModule
+from dovetail.model.construction import build
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import tensor_at
+from dovetail.spec.fold import declared
 from dovetail.weights.surgery import diff, parse_picks, picked
 from dovetail.weights.surgery.transfer import graft
 

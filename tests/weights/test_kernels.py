@@ -4,22 +4,22 @@ import pytest
 import torch
 
 import dovetail as dt
-from dovetail.core.errors import StateError
-from dovetail.core.linear import Linear, offers
+from dovetail.base.errors import StateError
 from dovetail.decoding.steps import Decoder
+from dovetail.nn.linear import Linear, offers
 from dovetail.ops.attend import using
 from dovetail.ops.formats import kernels
 from dovetail.ops.formats.kinds import NF4, Int4, Int8
-from dovetail.weights.quantization.leaf import QuantizedLinear
+from dovetail.weights.quantization.leaf import store_quantized
 from dovetail.weights.quantization.recipe import candidates, leaf_at, put_leaf
 
 
-def leaf_of(format, out: int = 96, inp: int = 128, bias: bool = True) -> QuantizedLinear:
+def leaf_of(format, out: int = 96, inp: int = 128, bias: bool = True) -> Linear:
     generator = torch.Generator().manual_seed(0)
     leaf = Linear((out, inp), bias=bias)
     leaf.weight = torch.nn.Parameter(torch.randn(out, inp, generator=generator).bfloat16())
     leaf.bias = torch.nn.Parameter(torch.randn(out, generator=generator).bfloat16()) if bias else None
-    return QuantizedLinear.of(leaf, format, format.encode(leaf.weight.detach()))
+    return store_quantized(leaf, format, format.encode(leaf.weight.detach())).leaf
 
 
 PACKED = [Int8(), Int4(group=32), Int4(group=64), Int4(group=32, zero_point=True), Int4(group=128, zero_point=True)]
@@ -31,12 +31,12 @@ PACKED = [Int8(), Int4(group=32), Int4(group=64), Int4(group=32, zero_point=True
 def test_a_kernel_is_as_exact_as_the_reference(format, rows, out):
     leaf = leaf_of(format, out)
     x = torch.randn(rows, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
-    exact = x.double() @ format.decode(leaf.stored(), 128).double().T + leaf.bias.double()
+    exact = x.double() @ format.decode(leaf.storage.stored(leaf), 128).double().T + leaf.bias.double()
     with torch.no_grad():
-        assert kernels.offers(format, leaf.shape, x)
+        assert kernels.offers(format, leaf.storage.shape, x)
         fast = leaf(x).double()
         with using("reference"):
-            assert not kernels.offers(format, leaf.shape, x)
+            assert not kernels.offers(format, leaf.storage.shape, x)
             slow = leaf(x).double()
     bound = 4 * (slow - exact).abs().max() + 4 * 2**-8 * exact.abs().max()
     assert (fast - exact).abs().max() <= bound
@@ -53,16 +53,16 @@ def test_a_product_of_integers_is_the_reference(dtype, rows):
     x[0] = 0 if rows > 1 else x[0]  # a token without a largest value
     largest = x.double().abs().amax(-1, keepdim=True)
     step = torch.where(largest > 0, largest, 1.0) / 127
-    exact = (x.double() / step).round() * step @ format.decode(leaf.stored(), 128).double().T + leaf.bias.double()
+    exact = (x.double() / step).round() * step @ format.decode(leaf.storage.stored(leaf), 128).double().T + leaf.bias.double()
     with torch.no_grad():
-        assert kernels.offers(format, leaf.shape, x)
+        assert kernels.offers(format, leaf.storage.shape, x)
         fast = leaf(x).double()
         with using("reference"):
             slow = leaf(x).double()
     eps = torch.finfo(dtype).eps
     assert (fast - exact).abs().max() <= 4 * eps * exact.abs().max()
     assert (slow - exact).abs().max() <= 64 * eps * exact.abs().max()
-    plain = x.double() @ format.decode(leaf.stored(), 128).double().T + leaf.bias.double()
+    plain = x.double() @ format.decode(leaf.storage.stored(leaf), 128).double().T + leaf.bias.double()
     assert (plain - exact).abs().max() > 1e-3, "activations are rounded"
 
 
@@ -71,8 +71,8 @@ def test_the_gradient_passes_through_rounded_activations():
     x = torch.randn(3, 128, generator=torch.Generator().manual_seed(1), requires_grad=True)
     leaf(x).sum().backward()
     assert torch.allclose(x.grad, leaf.dense().sum(0).expand(3, -1), rtol=1e-5, atol=1e-5)
-    assert not offers("matrix", leaf), "x Wᵀ is no product with a matrix"
-    assert offers("grouped", leaf)
+    assert not offers("matrix", None, leaf), "x Wᵀ is no product with a matrix"
+    assert offers("grouped", None, leaf)
 
 
 def test_kernels_offer_themselves_only_where_they_run():
@@ -89,7 +89,7 @@ def test_new_codes_are_used_after_they_are_put():
     leaf, x = leaf_of(Int8(), bias=False), torch.ones(1, 128, dtype=torch.bfloat16)
     with torch.no_grad():
         before = leaf(x)
-        leaf.put("weight_scale", leaf.stored()["weight_scale"] * 2)
+        leaf.storage.put(leaf, "weight_scale", leaf.storage.stored(leaf)["weight_scale"] * 2)
         assert torch.equal(leaf(x), before * 2)
 
 
@@ -97,7 +97,7 @@ def test_new_codes_are_used_after_they_are_put():
 def test_new_codes_are_used_after_they_are_loaded(format):
     leaf, other, x = leaf_of(format), leaf_of(format), torch.ones(1, 128, dtype=torch.bfloat16)
     for name, tensor in format.encode(torch.randn(96, 128, generator=torch.Generator().manual_seed(2))).items():
-        other.put(name, tensor)
+        other.storage.put(other, name, tensor)
     with torch.no_grad():
         assert not torch.equal(leaf(x), other(x))
         leaf.load_state_dict(other.state_dict())

@@ -12,16 +12,15 @@ import pytest
 import torch
 
 import dovetail as dt
-from dovetail.core.ctx import Ctx
-from dovetail.core.draws import Draws
-from dovetail.core.errors import InputError, SpecError
-from dovetail.core.layout import TokenLayout
-from dovetail.core.linear import offers
+from dovetail.base.errors import InputError, SpecError
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.draws import Draws
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.linear import offers
 from dovetail.proof.laws.adapted import perturb
 from dovetail.proof.laws.mutant import spec
 from dovetail.training.recompute import recomputed
 from dovetail.weights.adapters.attach import attach, detach, merge
-from dovetail.weights.adapters.dropout import HANDLES
 
 P = 0.3
 IDS = torch.arange(24).view(3, 8) % 62
@@ -63,7 +62,7 @@ def test_values_are_dropped_or_scaled(which: str) -> None:
         adapter.a.copy_(torch.eye(leaf.in_features))
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
     dropped = adapter.dropped
-    adapter.dropped = lambda x, rows=None: seen.append((x, dropped(x, rows))) or seen[-1][1]
+    adapter.dropped = lambda leaf, x, *rest: seen.append((x, dropped(leaf, x, *rest))) or seen[-1][1]
     model(IDS, ctx())
     (x, y), zero = seen[0], seen[0][1] == 0
     torch.testing.assert_close(y[~zero], x[~zero] / (1 - P), rtol=1e-12, atol=0)
@@ -90,7 +89,7 @@ def test_layers_that_share_an_adapter_draw_apart() -> None:
     adapter = model.layers[0].mixer.q.adapter
     assert adapter is model.layers[1].mixer.q.adapter
     dropped = adapter.dropped
-    adapter.dropped = lambda x, rows=None: masks.append(dropped(x, rows) == 0) or dropped(x, rows)
+    adapter.dropped = lambda *given: masks.append(dropped(*given) == 0) or dropped(*given)
     model(IDS, ctx())
     assert len(masks) == 2
     assert not torch.equal(*masks)
@@ -111,37 +110,38 @@ def test_a_recomputed_block_draws_the_same() -> None:
 def test_in_training_there_is_no_exact_matrix() -> None:
     model = adapted(LATENT)
     mixer = model.layers[0].mixer
-    assert offers("matrix", mixer.k_up, mixer.v_up)
-    model.train()
-    assert not offers("matrix", mixer.k_up, mixer.v_up)
-    assert offers("grouped", mixer.k_up)
-    model.eval()
+    assert offers("matrix", ctx(seed=None), mixer.k_up, mixer.v_up)
+    assert not offers("matrix", ctx(), mixer.k_up, mixer.v_up), "a seed is training"
+    assert offers("grouped", ctx(), mixer.k_up)
     seen = list[bool]()
     absorbing = mixer.absorbing
-    mixer.absorbing = lambda n, m: seen.append(offers("matrix", mixer.k_up)) or absorbing(n, m)
+    mixer.absorbing = lambda n, m, ctx: seen.append(offers("matrix", ctx, mixer.k_up)) or absorbing(n, m, ctx)
     model(IDS, ctx())
-    assert seen == [False], "a seed is training"
-    assert offers("matrix", mixer.k_up, mixer.v_up)
-    mixer.absorbing = lambda n, m: True  # a part that does not ask
+    model(IDS)
+    assert seen == [False, True]
+    mixer.absorbing = lambda n, m, ctx: True  # a part that does not ask
     with pytest.raises(InputError, match=r"layers\.0\.mixer\.k_up: has no one matrix in training with dropout"):
         model(IDS, ctx())
 
 
-def test_a_copy_and_an_undone_merge_drop_and_a_detached_model_has_no_hooks() -> None:
+def test_a_copy_and_an_undone_merge_drop_and_a_detached_model_does_not() -> None:
     model = adapted()
     want = model(IDS, ctx())
     assert torch.equal(copy.deepcopy(model)(IDS, ctx()), want)
     merge(model).undo()
     assert torch.equal(model(IDS, ctx()), want)
     detach(model)
-    assert not any(HANDLES in module.__dict__ or module._forward_pre_hooks for module in model.modules())
+    assert torch.equal(model(IDS, ctx()), model(IDS))
 
 
-def test_a_leaf_outside_of_its_part_is_refused_in_training() -> None:
+def test_a_leaf_without_a_ctx_or_with_other_inputs_is_refused_in_training() -> None:
     model = adapted(targets=["head.out"])
     assert torch.isfinite(model.loss(IDS)), "outside training it runs"
-    with pytest.raises(InputError, match=r"head\.out: (its inputs|dropout is drawn)"):
+    assert torch.isfinite(model.head.out(torch.zeros(2, 28, dtype=torch.float64))).all()
+    with pytest.raises(InputError, match=r"head\.out: its inputs"):
         model.train().loss(IDS)
+    with pytest.raises(InputError, match=r"head\.out: dropout is drawn by the seed of a pass, and this leaf is called without"):
+        model.head.out(torch.zeros(2, 28, dtype=torch.float64))
     with pytest.raises(SpecError, match=r"dropout: 1\.0 is not"):
         adapted(dropout=1.0)
 

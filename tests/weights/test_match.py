@@ -8,9 +8,9 @@ import pytest
 
 import dovetail as dt
 from dovetail.account import Account
+from dovetail.base.errors import SpecError
 from dovetail.cli import main
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import parameters
+from dovetail.spec.fold import parameters
 
 SMALL = dt.load_spec("llama-tiny").set("vocab", 300)
 

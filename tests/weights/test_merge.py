@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import dovetail as dt
+from dovetail.base.errors import UsageError
 from dovetail.cli import main
-from dovetail.core.errors import UsageError
 from dovetail.proof.laws.adapted import perturb
 from dovetail.weights.adapters.lora import combine
 

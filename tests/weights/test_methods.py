@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dovetail as dt
-from dovetail.core.errors import SpecError, UsageError
+from dovetail.base.errors import SpecError, UsageError
 from dovetail.ops.formats.format import CODES
 from dovetail.ops.formats.kinds import NF4, Int4, Int8
 from dovetail.proof.laws.case import perturbed

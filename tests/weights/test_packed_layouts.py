@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import dovetail as dt
-from dovetail.core.errors import FileError, SpecError
+from dovetail.base.errors import FileError, SpecError
 from dovetail.hf.packed import pack_words, packed_form, unpack_words
 from dovetail.ops.formats.format import Format
 from dovetail.ops.formats.kinds import FP8, NF4, Int4, Int8

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import dovetail as dt
-from dovetail.core.errors import FileError, SpecError
+from dovetail.base.errors import FileError, SpecError
 from dovetail.disk.tensors import TensorFile
 from dovetail.hf.write import write_fresh
 from dovetail.proof.laws.adapted import perturb

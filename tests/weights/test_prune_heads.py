@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import dovetail as dt
-from dovetail.core.errors import SpecError
-from dovetail.transformer import Transformer
+from dovetail.base.errors import SpecError
+from dovetail.model.transformer import Transformer
 
 IDS = torch.randint(0, 61, (2, 9), generator=torch.Generator().manual_seed(0))
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import dovetail as dt
-from dovetail.core.declared_tensors import check_declared
-from dovetail.core.errors import SpecError, UsageError
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import SpecError, UsageError
 from dovetail.data.corpus import Batch
+from dovetail.nn.declared_tensors import check_declared
+from dovetail.nn.layout import TokenLayout
 from dovetail.ops.formats.kinds import FP8, Int4
 from dovetail.training.loop import train
 from dovetail.training.objective import next_token

@@ -8,13 +8,13 @@ import torch
 import yaml
 
 import dovetail as dt
-from dovetail.core.ctx import Ctx
-from dovetail.core.declared_tensors import check_declared
-from dovetail.core.errors import DovetailError, FileError, SpecError
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import tensor_at
+from dovetail.base.errors import DovetailError, FileError, SpecError
 from dovetail.disk.model_files import QUANTIZATION_FILE
 from dovetail.hf.load import opened
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.declared_tensors import check_declared
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import tensor_at
 from dovetail.ops.formats.format import format_from
 from dovetail.ops.formats.kinds import FP8, NF4, Int4, Int8
 from dovetail.proof.laws.mutant import BASE
@@ -120,7 +120,9 @@ def test_refusals_name_the_path_and_what_to_do(tmp_path: Path):
     with pytest.raises(SpecError, match=r"format.gruop: int4 has no such field \(did you mean group"):
         format_from({"kind": "int4", "gruop": 3})
     model = quantized(Int8())
-    with pytest.raises(SpecError, match=r"layers.0.mixer.q: is a QuantizedLinear, where the spec declares a plain linear leaf"):
+    with pytest.raises(
+        SpecError, match=r"layers.0.mixer.q: is stored as QuantizedStorage, where the spec declares a plain linear leaf"
+    ):
         check_declared(model, model.spec)
 
 

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dovetail.core.linear import Linear
+from dovetail.nn.linear import Linear
 from dovetail.ops.formats.format import CODES, SCALE
 from dovetail.ops.formats.kinds import FP8, Int8
-from dovetail.weights.quantization.leaf import QuantizedLinear
+from dovetail.weights.quantization.leaf import store_quantized
 
 ROOT = Path(__file__).parents[2]
 PEERS = ROOT / ".peers" / "tuning"
@@ -49,7 +49,7 @@ def test_products_are_those_of_torchao(tmp_path: Path) -> None:
         dense = Linear((96, 128))
         dense.weight = torch.nn.Parameter(matrices[name])
         with torch.no_grad():
-            ours, theirs = QuantizedLinear.of(dense, format, tensors)(x), found[f"{name}.y"]
+            ours, theirs = store_quantized(dense, format, tensors).leaf(x), found[f"{name}.y"]
             exact = x.double() @ format.decode(tensors, 128).double().T
         size = exact.abs().max()
         if not format.rounds_inputs:

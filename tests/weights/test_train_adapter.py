@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import dovetail as dt
-from dovetail.core.errors import FileError, SpecError, UsageError
-from dovetail.core.termination import Interrupt
+from dovetail.base.errors import FileError, SpecError, UsageError
+from dovetail.base.termination import Interrupt
 from dovetail.training.plan import Plan
 
 SPEC = "{width: 28, vocab: 270, layers: [{repeat: 2, mixer: {heads: 2, kv_heads: 1}, ffn: {hidden: 44}}]}"

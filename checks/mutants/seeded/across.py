@@ -7,18 +7,18 @@ import dataclasses as dc
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.cross_layer import DISCARDED, Values
-from dovetail.core.ctx import Ctx
-from dovetail.core.rows import SequenceRows
-from dovetail.core.scope import Scope
-from dovetail.core.view import KV
-from dovetail.core.weight import State
 from dovetail.files.spec import from_yaml
+from dovetail.nn.cross_layer import DISCARDED, Values
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.rows import SequenceRows
+from dovetail.nn.view import KV
 from dovetail.parts.earlier import SharedKVModule, ValueResidualModule
 from dovetail.parts.mixer.ngram import Ngram, NgramModule
 from dovetail.parts.ple import PleModule
 from dovetail.proof.laws.mutant import Mutant, instead
 from dovetail.proof.laws.suite import OWN_NUMBER
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import State
 from dovetail.state.frame import SharedView
 
 SHARED = """
@@ -74,8 +74,8 @@ def without_order(self: Ngram, name: str, scope: Scope) -> Tensor:
 
 def without_scale(self: PleModule, x: Tensor, ctx: Ctx, values: Values = DISCARDED) -> Tensor:
     found = F.embedding(values["inputs"], self.table)
-    own = self.found_norm(self.project(values["embedded"]) * self.width**-0.5, ctx)
-    return self.out_norm(self.o(self.act(self.gate(x)) * (own + found) * 2**-0.5), ctx)
+    own = self.found_norm(self.project(values["embedded"], ctx) * self.width**-0.5, ctx)
+    return self.out_norm(self.o(self.act(self.gate(x, ctx)) * (own + found) * 2**-0.5, ctx), ctx)
 
 
 def mutants() -> list[Mutant]:

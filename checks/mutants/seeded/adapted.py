@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dovetail.core import declared_tensors as holding, linear
-from dovetail.core.fold import Declared
-from dovetail.core.linear import Linear, Rows
-from dovetail.core.weight import Weight
+from dovetail.nn import declared_tensors as holding, linear
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.linear import Linear, Rows
+from dovetail.parts.ffn.dense import MlpModule
 from dovetail.parts.mixer.mla import MLAModule
 from dovetail.proof.laws import adapted as law
 from dovetail.proof.laws.mutant import Mutant, instead, spec
+from dovetail.spec.fold import Declared
+from dovetail.spec.weight import Weight
 from dovetail.weights.adapters import attach as attaching, multi_lora
 from dovetail.weights.adapters.attach import merge
 from dovetail.weights.adapters.ia3 import Ia3Module
@@ -47,8 +49,8 @@ def experts_left_out(model: nn.Module, chosen: list[Declared]) -> Iterator[tuple
     return _leaves(model, [d for d in chosen if not d.weight.batch])
 
 
-def grouped_by_base(self: LoraModule, leaf: Linear, x: Tensor, rows: Rows) -> Tensor:
-    return leaf.multiply_grouped(x, rows)
+def grouped_by_base(self: LoraModule, leaf: Linear, x: Tensor, rows: Rows, ctx: Ctx | None) -> Tensor:
+    return leaf.storage.grouped(leaf, x, rows, ctx)
 
 
 def joined_all_the_same(leaf: nn.Module) -> bool:
@@ -101,7 +103,7 @@ def bias_not_scaled(self: Ia3Module, leaf: Linear) -> Tensor | None:
     return leaf.bias
 
 
-def dropped_always(self: LoraModule, x: Tensor, rows: Rows | None = None) -> Tensor:
+def dropped_always(self: LoraModule, leaf: Linear, x: Tensor, ctx: Ctx | None, rows: Rows | None = None) -> Tensor:
     return torch.where(torch.arange(x.shape[-1], device=x.device) % 2 == 0, 2 * x, 0.0)
 
 
@@ -114,11 +116,16 @@ def padded_at_two_ends(one: Factors, rank: int) -> Factors:
     return Factors(F.pad(one.a, (0, 0, 0, more)), F.pad(one.b, (more, 0)))
 
 
+def ctx_not_passed_on(self: MlpModule, x: Tensor, ctx: Ctx) -> Tensor:
+    return self.down(self.act(self.up(x)), ctx)
+
+
 def mutants() -> list[Mutant]:
     """The seeded bugs of this area."""
     experts = spec().set("layers.*.ffn", {"kind": "moe", "experts": 4, "hidden": 20})
     latent = spec().set("layers.*.mixer", {"kind": "mla", "heads": 6, "kv_rank": 5, "nope": 6, "rope": 8, "value": 7})
     shared = spec().set("layers.1.shares", 0)
+    plain = spec().set("layers.*.ffn", {"kind": "mlp", "hidden": 44})
     biased = spec().set("layers.*.mixer.bias", True)
 
     def bug(name: str, owner: Any, attribute: str, new: Any, model: Any = None, report: str = "") -> Mutant:
@@ -129,7 +136,7 @@ def mutants() -> list[Mutant]:
         bug("adapters are not attached to experts", attaching, "_leaves", experts_left_out, experts, "verl#7285"),
         bug("experts are multiplied without their adapter", LoraModule, "grouped", grouped_by_base, experts),
         bug("absorbed MLA takes the matrices of the base", MLAModule, "absorbed", absorbed, latent),
-        bug("joined leaves are multiplied without their adapters", linear, "_bare", joined_all_the_same),
+        bug("fused leaves are multiplied without their adapters", linear, "_bare", joined_all_the_same),
         bug("both factors of an adapter begin as zeros", Lora, "tensors", both_zero),
         bug("the base takes gradients, and the adapter none", law, "attach", base_trained),
         bug("the optimizer is not given the adapters of a layer", holding, "adapted_leaves", one_layer_held),
@@ -140,6 +147,7 @@ def mutants() -> list[Mutant]:
         bug("a merge of (IA)³ leaves the bias as it is", Ia3Module, "merged_bias", bias_not_scaled, biased),
         bug("a merge of DoRA forgets the lengths", DoraModule, "matrix", LoraModule.matrix),
         bug("the dropout of an adapter stays on in evaluation", LoraModule, "dropped", dropped_always),
+        bug("a part calls its leaf without the ctx", MlpModule, "forward", ctx_not_passed_on, plain),
         bug("a row has the adapter of the row before it", Chosen, "of", next_rows_adapter),
         bug("the factors of a lower rank are padded at two ends", multi_lora, "_padded", padded_at_two_ends),
     ]

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.group import Fill
-from dovetail.core.layout import TokenLayout
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Fill
+from dovetail.nn.layout import TokenLayout
 from dovetail.ops import attend_ref, attend_sets, attend_tiled, mask
 from dovetail.parts.mask.distance import Causal, Window
 from dovetail.parts.mixer.attention import AttentionModule
@@ -26,8 +27,8 @@ def norm_before_rotation(self: AttentionModule) -> None:
     self.part = dc.replace(self.part, qk_norm_after=False)
 
 
-def values_scaled_as_keys(self: AttentionModule, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = _project(self, x)
+def values_scaled_as_keys(self: AttentionModule, x: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = _project(self, x, ctx)
     norm = self.modules_named("k_norm") if self.part.k_is_v else None
     return q, k, v if norm is None else v * norm.scale
 

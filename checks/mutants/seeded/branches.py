@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.wire import Branching, WireModule
 from dovetail.files.spec import from_yaml
+from dovetail.nn.block import Branching, WireModule
+from dovetail.nn.ctx import Ctx
 from dovetail.parts.block import HybridBlock
 from dovetail.parts.ffn.moe import DenseAndExpertsModule
 from dovetail.proof.laws.mutant import Mutant, instead

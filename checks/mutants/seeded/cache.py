@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from dovetail.account import BYTES, Account
-from dovetail.core.layout import TokenLayout
-from dovetail.core.weight import State
+from dovetail.nn.layout import TokenLayout
 from dovetail.parts.mixer.attention import Attention
 from dovetail.proof.laws.mutant import Mutant, instead, spec
+from dovetail.spec.weight import State
 from dovetail.state import frame, pages, slots
 from dovetail.state.pool import Pool
 

@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.layout import TokenLayout
-from dovetail.core.part import from_data
-from dovetail.core.rows import SequenceRows
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.rows import SequenceRows
 from dovetail.ops.scan import cell
 from dovetail.parts.mixer import cells, reverse
 from dovetail.parts.mixer.cells import CellModule
 from dovetail.proof.laws.mutant import Mutant, instead, spec
 from dovetail.proof.laws.suite import OWN_NUMBER
+from dovetail.spec.part import from_data
 
 _unroll, _gru, _lstm, _start = cell.unroll, cell.gru_step, cell.lstm_step, CellModule.start
 

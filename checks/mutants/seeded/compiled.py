@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.fused import InvariantLinear
-from dovetail.core.linear import Linear
+from dovetail.nn.fused import Tiled
+from dovetail.nn.linear import Dense, Linear
 from dovetail.proof.laws.mutant import Mutant, instead, spec
 from dovetail.state.frame import TokenView
 
-_read, _multiply = TokenView._read, InvariantLinear.multiply
+_read, _multiply = TokenView._read, Tiled.multiply
 
 
 def a_loop_over_the_tokens(self: TokenView, store: Tensor) -> Tensor:
@@ -30,13 +30,13 @@ def a_wait_for_the_length(self: TokenView, store: Tensor) -> Tensor:
     return entries if entries.abs().sum().item() >= 0 else entries * 2
 
 
-def experts_without_tiles(self: InvariantLinear, x: Tensor, rows: Any) -> Tensor:
-    return Linear.multiply_grouped(self, x, rows)
+def experts_without_tiles(self: Tiled, leaf: Linear, x: Tensor, rows: Any, ctx: Any) -> Tensor:
+    return Dense.grouped(self, leaf, x, rows, ctx)
 
 
-def one_scale_for_the_batch(self: InvariantLinear, input: Tensor) -> Tensor:
-    step = input.abs().max() * 2.0**-22
-    return _multiply(self, (input / step).round() * step)
+def one_scale_for_the_batch(self: Tiled, leaf: Linear, x: Tensor, ctx: Any) -> Tensor:
+    step = x.abs().max() * 2.0**-22
+    return _multiply(self, leaf, (x / step).round() * step, ctx)
 
 
 def mutants() -> list[Mutant]:
@@ -49,12 +49,12 @@ def mutants() -> list[Mutant]:
         Mutant(
             "the number of an expert's rows chooses the order of sums",
             "invariant",
-            instead(InvariantLinear, "multiply_grouped", experts_without_tiles),
+            instead(Tiled, "grouped", experts_without_tiles),
             experts,
         ),
         Mutant(
             "inputs are quantized with one scale for the batch",
             "invariant",
-            instead(InvariantLinear, "multiply", one_scale_for_the_batch),
+            instead(Tiled, "multiply", one_scale_for_the_batch),
         ),
     ]

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.layout import TokenLayout
-from dovetail.core.scope import Scope
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.parts.embed import TokensAndPatchesModule
 from dovetail.parts.mask.distance import Prefix
 from dovetail.parts.position.rope import Rope
 from dovetail.proof.laws.mutant import Mutant, instead, spec
 from dovetail.proof.laws.suite import OWN_NUMBER
+from dovetail.spec.scope import Scope
 from dovetail.state import pool
 from dovetail.state.coordinates import Coordinates, Given
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core import rows
-from dovetail.core.layout import TokenLayout
 from dovetail.files.spec import from_yaml
+from dovetail.nn import rows
+from dovetail.nn.layout import TokenLayout
 from dovetail.ops import attend, pooling
 from dovetail.proof.laws.mutant import Mutant, instead, spec
 from dovetail.state import frame

@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail import construction
-from dovetail.core import draws as drawing
-from dovetail.core.ctx import Ctx
-from dovetail.core.draws import Draws
-from dovetail.core.fold import Declared
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import Module
-from dovetail.core.random import draw, streams
-from dovetail.core.scope import Scope
-from dovetail.core.weight import Weight
+from dovetail.model import construction
+from dovetail.nn import draws as drawing
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.draws import Draws
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import Module
+from dovetail.nn.random import draw, streams
 from dovetail.parts import init
 from dovetail.proof.laws.mutant import Mutant, instead, spec
+from dovetail.spec.fold import Declared
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import Weight
 
 _std, _ranges, _writes_stream, _drop = construction._std, construction._ranges, init.writes_stream, drawing._drop
 _noise = Draws.noise

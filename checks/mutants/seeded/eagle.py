@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from dovetail import account
-from dovetail.core import multi_token
-from dovetail.core.ctx import Ctx
-from dovetail.core.group import AheadTerm, HeadModule, Mtp, MtpModule
-from dovetail.core.loss import LossSum
 from dovetail.files.spec import from_yaml
+from dovetail.model import multi_token
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import AheadTerm, HeadModule, Mtp, MtpModule
+from dovetail.nn.loss import LossSum
 from dovetail.parts.mtp import EagleModule
 from dovetail.proof.laws.mutant import BASE, Mutant, instead
 

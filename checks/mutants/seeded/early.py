@@ -9,17 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.layout import TokenLayout
-from dovetail.core.part import from_data
-from dovetail.core.softmax import CrossModule
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.softmax import CrossModule
 from dovetail.ops.attend import WHOLE
 from dovetail.parts.mixer import additive
 from dovetail.parts.mixer.additive import AdditiveAttentionModule, MultiplicativeCrossModule
 from dovetail.parts.mixer.linformer import LinformerModule
 from dovetail.proof.laws.mutant import Mutant, instead, spec
 from dovetail.proof.laws.suite import OWN_NUMBER
+from dovetail.spec.part import from_data
 
 _scores, _dense, _mixed = AdditiveAttentionModule.scores, additive.dense, LinformerModule.mixed
 _fill = CrossModule.fill

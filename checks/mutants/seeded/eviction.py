@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.group import Mixer, Position
-from dovetail.core.layout import TokenLayout
-from dovetail.core.part import KINDS, Part
 from dovetail.decoding import eviction
 from dovetail.decoding.eviction import Eviction
+from dovetail.nn.groups import Mixer, Position
+from dovetail.nn.layout import TokenLayout
 from dovetail.proof.laws.mutant import Mutant, instead
+from dovetail.spec.part import KINDS, Part
 from dovetail.state.attended import AttendedEntries, Kept
 from dovetail.state.slots import Copies
 

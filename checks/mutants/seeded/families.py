@@ -11,15 +11,15 @@ from torch import Tensor
 
 from checks.mutants.seeded.moe import groups_ignored, never_normalized
 from checks.mutants.seeded.port import exchanged
-from dovetail.core.fold import declared
 from dovetail.hf import tensors
 from dovetail.hf.convert import Concat, Interleave, Shape, Unsqueeze, Unstack
 from dovetail.hf.field import Config, Settings, Switch
-from dovetail.model import Model
+from dovetail.model.model import Model
 from dovetail.parts.ffn.router import TopKModule
 from dovetail.parts.mixer.mla import MLAModule
 from dovetail.proof.laws.mutant import Mutant, instead
 from dovetail.proof.laws.ported import in_family
+from dovetail.spec.fold import declared
 
 _spread, _gathered, _channels, _taken = Unstack.to_hf, Unstack.from_hf, Unsqueeze.to_hf, Switch.from_hf
 _given, _home, _forward, _setup = Switch.to_hf, Unsqueeze.from_hf, TopKModule.forward, MLAModule.setup

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from dovetail.core.layout import TokenLayout
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.nn.layout import TokenLayout
 from dovetail.ops import pooling as ops
 from dovetail.parts import head
 from dovetail.proof.laws.mutant import Mutant, instead, spec

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.rows import SequenceRows
-from dovetail.core.scope import Scope
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.nn.rows import SequenceRows
 from dovetail.ops.scan import delta, gated
 from dovetail.parts import feature
 from dovetail.parts.mixer import gated_deltanet, gla, linear_attention, rwkv6
 from dovetail.proof.laws.mutant import Mutant, instead, spec
 from dovetail.proof.laws.suite import OWN_NUMBER
+from dovetail.spec.scope import Scope
 
 _decay_scan, _gated_scan, _conv = linear_attention.decay_scan, gla.gated_scan, rwkv6.causal_conv
 _doubled, _gated_chunked, _delta_chunked = gated._doubled, gated.chunked, delta.chunked

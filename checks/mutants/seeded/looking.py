@@ -9,16 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.layout import TokenLayout
-from dovetail.core.recur import Carry, RecurrentModule
-from dovetail.core.view import KV
-from dovetail.core.wire import Branching, WireModule
 from dovetail.files.spec import from_yaml
+from dovetail.look.address import Target
 from dovetail.look.intervention import noise
+from dovetail.look.resumed import Resumed
 from dovetail.look.site import Site
 from dovetail.look.tracer import Tracer
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
+from dovetail.nn.block import Branching, WireModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.recur import Carry, RecurrentModule
+from dovetail.nn.view import KV
 from dovetail.ops.attend import Stored
 from dovetail.parts.mixer.attention import AttentionModule
 from dovetail.parts.norm import RMSNormModule
@@ -119,6 +121,25 @@ def columns_one_token_late(*args: Any) -> Tensor:
 _effective = looking.effective
 
 
+_states, _start = Resumed._states, Resumed._start
+
+
+def state_after_the_patched_token(self: Resumed, start: int) -> list[list[Tensor]]:
+    return _states(self, start + 1)
+
+
+def keys_of_another_run(self: Resumed, start: int) -> list[list[Tensor]]:
+    own, self.inputs = self.inputs, self.inputs.flip(1)
+    try:
+        return _states(self, start)
+    finally:
+        self.inputs = own
+
+
+def starts_after_the_patched_token(self: Resumed, target: Target) -> int:
+    return min(_start(self, target) + 1, self.n)
+
+
 def mutants() -> list[Mutant]:
     """The seeded bugs of this area."""
     halved = spec().set("layers.*.wire.multiplier", 0.5)
@@ -160,6 +181,19 @@ def mutants() -> list[Mutant]:
         (
             "attributions are not those of the path",
             instead(looking, "integrated_gradients", gradient_times_difference),
+            None,
+            ours,
+        ),
+        (
+            "a sweep continues from the state after the patched token",
+            instead(Resumed, "_states", state_after_the_patched_token),
+            from_yaml(MAMBA2),
+            ours,
+        ),
+        ("a sweep reads the keys of another run", instead(Resumed, "_states", keys_of_another_run), None, ours),
+        (
+            "a sweep starts after the token that it patches",
+            instead(Resumed, "_start", starts_after_the_patched_token),
             None,
             ours,
         ),

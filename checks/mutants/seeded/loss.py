@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx, Losses
-from dovetail.core.loss import LossSum
-from dovetail.model import Model, ModelModule
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.ctx import Ctx, Losses
+from dovetail.nn.loss import LossSum
 from dovetail.parts import head
 from dovetail.parts.head import LmModule, PooledEmbeddingModule
 from dovetail.proof.laws.mutant import Mutant, instead, spec

@@ -8,10 +8,10 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.group import HeadModule, MtpModule
 from dovetail.files.spec import from_yaml
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import HeadModule, MtpModule
 from dovetail.parts.mtp import Medusa, MedusaModule
 from dovetail.proof.laws.mutant import BASE, Mutant, instead
 
@@ -20,7 +20,7 @@ TWO = "mtp: [{kind: medusa, blocks: 2}, {kind: medusa, weight: 0.1, head: {kind:
 
 def not_residual(self: MedusaModule, hidden: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
     for name in self.names:
-        hidden = self.act(self.get_submodule(name)(hidden))
+        hidden = self.act(self.get_submodule(name)(hidden, ctx))
     return ctx.tap(self, "hidden", hidden)
 
 
@@ -28,7 +28,7 @@ def last_layer_alone(self: MedusaModule, hidden: Tensor, ctx: Ctx, views: Mappin
     """Every layer reads the hidden state of the model."""
     first = hidden
     for name in self.names:
-        hidden = first + self.act(self.get_submodule(name)(first))
+        hidden = first + self.act(self.get_submodule(name)(first, ctx))
     return ctx.tap(self, "hidden", hidden)
 
 

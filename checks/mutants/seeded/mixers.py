@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.linear import together
-from dovetail.core.recur import Carry
-from dovetail.core.rows import SequenceRows
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.linear import multiply_fused
+from dovetail.nn.recur import Carry
+from dovetail.nn.rows import SequenceRows
 from dovetail.ops.attend import Stored
 from dovetail.ops.scan.conv import causal_conv
 from dovetail.parts.mixer import differential, rg_lru, short_conv
@@ -23,7 +23,7 @@ _gated = rg_lru.RgLruModule.gated
 def inputs_kept_before_their_gate(
     self: short_conv.ShortConvModule, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None
 ) -> tuple[Tensor, Carry]:
-    b, c, u = together(x, self.joint, self.b, self.c, self.u)
+    b, c, u = multiply_fused(x, ctx, self.fused_weight, self.b, self.c, self.u)
     bias, last = self.conv_bias if self.part.bias else None, None if carry is None else carry[0]
     mixed, _ = causal_conv(b * u, self.conv, bias, seq, last)
     return self.o(c * mixed), (causal_conv(u, self.conv, bias, seq, last)[1],)

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.layout import TokenLayout
-from dovetail.core.scope import Scope
-from dovetail.core.weight import State
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.parts.mixer.mla import MLA, MLAModule
 from dovetail.proof.laws.mutant import Mutant, instead, spec
 from dovetail.proof.laws.suite import OWN_NUMBER
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import State
 
 _absorbed, _expanded, _queries, _setup = (
     MLAModule.absorbed,
@@ -46,8 +46,10 @@ def rotated_again(
 
 
 def query_latent_not_normalized(self: MLAModule, x: Tensor, ctx: Ctx) -> Tensor:
-    still, turning = self.q(self.q_down(x)).unflatten(-1, (-1, self.qk_head)).split([self.part.nope, self.part.rope], -1)
-    return torch.cat([still, self.position.rotate(turning, ctx.layout)], -1)
+    q_nope, q_rope = (
+        self.q(self.q_down(x, ctx), ctx).unflatten(-1, (-1, self.qk_head)).split([self.part.nope, self.part.rope], -1)
+    )
+    return torch.cat([q_nope, self.position.rotate(q_rope, ctx.layout)], -1)
 
 
 def counted_from_the_call(self: MLAModule, x: Tensor, ctx: Ctx) -> Tensor:

@@ -8,11 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.layout import TokenLayout
-from dovetail.core.scope import Scope
-from dovetail.core.weight import Weight
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.ops import expert
 from dovetail.parallel import shard
 from dovetail.parts.ffn import moe
@@ -20,6 +18,8 @@ from dovetail.parts.ffn.moe import Bank, BankModule, MoEModule
 from dovetail.parts.ffn.router import SigmoidRouter, SoftmaxRouterModule, TopKModule
 from dovetail.proof.laws.mutant import Mutant, instead, spec
 from dovetail.proof.laws.suite import OWN_NUMBER
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import Weight
 
 _add_loss, _choose, _weights, _looped = Ctx.add_loss, TopKModule.choose, Bank.weights, expert.looped
 _dispatch, _combine, _forward, _count = moe.dispatch, moe.combine, TopKModule.forward, TopKModule.count
@@ -130,6 +130,16 @@ def groups_ignored(self: TopKModule, scores: Tensor) -> Tensor:
         self.part = original
 
 
+def other_groups_at_zero(self: TopKModule, scores: Tensor) -> Tensor:
+    part = self.part
+    if part.groups == 1:
+        return _choose(self, scores)
+    ranked = (scores.detach() + (self.balance if part.balance_bias else 0.0)).unflatten(-1, (part.groups, -1))
+    best = ranked.topk(part.best, -1).values.sum(-1).topk(part.top_groups, -1).indices
+    inside = torch.zeros(ranked.shape[:-1], dtype=torch.bool).scatter(-1, best, True)
+    return ranked.masked_fill(~inside[..., None], 0.0).flatten(-2).topk(part.top_k, -1).indices
+
+
 def capacity_by_token(self: TopKModule, chosen: Tensor, capacity: float, ctx: Ctx) -> Tensor:
     seg = ctx.layout.seg.reshape(-1, 1).repeat(1, chosen.shape[-1]).view(1, -1)
     by_choice = dc.replace(ctx, layout=TokenLayout.of(torch.zeros_like(seg), seg))
@@ -139,8 +149,8 @@ def capacity_by_token(self: TopKModule, chosen: Tensor, capacity: float, ctx: Ct
 def router_reads_the_latent(self: MoEModule, x: Tensor, ctx: Ctx) -> Tensor:
     if self.part.latent is None:
         return _whole(self, x, ctx)
-    chosen, weights = self.router(self.from_latent(self.to_latent(x)), ctx)
-    return self.from_latent(self.bank(self.to_latent(x), ctx, chosen, weights))
+    chosen, weights = self.router(self.from_latent(self.to_latent(x, ctx), ctx), ctx)
+    return self.from_latent(self.bank(self.to_latent(x, ctx), ctx, chosen, weights), ctx)
 
 
 def experts(kind: str = "softmax_router", **fields: Any) -> Model:
@@ -206,6 +216,9 @@ def mutants() -> list[Mutant]:
             "a balancing bias is not saved", "round_trip", instead(Weight, "stored", property(balance_never_stored)), biased
         ),
         Mutant("groups do not limit the choice", "every_field", instead(TopKModule, "choose", groups_ignored), limited),
+        Mutant(
+            "experts of other groups have score 0", OWN_NUMBER, instead(TopKModule, "choose", other_groups_at_zero), limited
+        ),
         Mutant("a group is scored by its best expert only", OWN_NUMBER, instead(SigmoidRouter, "best", 1), limited),
         Mutant("every expert counts as active", "declared", instead(Bank, "weights", every_expert_is_active), plain),
         Mutant("an expert is never trained", "every_weight", instead(expert, "looped", first_expert_has_no_gradient), plain),

@@ -10,13 +10,12 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from dovetail import model as model_file
-from dovetail.core import multi_token
-from dovetail.core.ctx import Ctx, Losses
-from dovetail.core.group import HeadModule, MtpModule
-from dovetail.core.layout import TokenLayout
-from dovetail.core.loss import IGNORED
 from dovetail.files.spec import from_yaml
+from dovetail.model import model as model_file, multi_token
+from dovetail.nn.ctx import Ctx, Losses
+from dovetail.nn.groups import HeadModule, MtpModule
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.loss import IGNORED
 from dovetail.parts.mtp import MtpDepthModule
 from dovetail.proof.laws.mutant import BASE, Mutant, instead
 
@@ -28,17 +27,17 @@ TWO = DEPTHS.replace("}}}]", "}}}, {weight: 0.1, block: {mixer: {heads: 6, head:
 
 def halves_swapped(self: MtpDepthModule, before: Tensor, embedded: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
     halves = torch.cat([self.hidden_norm(before, ctx), self.embed_norm(embedded, ctx)], -1)
-    return self.norm(self.block(self.proj(halves), ctx, views), ctx)
+    return self.norm(self.block(self.proj(halves, ctx), ctx, views), ctx)
 
 
 def embedding_not_normed(self: MtpDepthModule, before: Tensor, embedded: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
     halves = torch.cat([embedded, self.hidden_norm(before, ctx)], -1)
-    return self.norm(self.block(self.proj(halves), ctx, views), ctx)
+    return self.norm(self.block(self.proj(halves, ctx), ctx, views), ctx)
 
 
 def last_norm_left_out(self: MtpDepthModule, before: Tensor, embedded: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
     halves = torch.cat([self.embed_norm(embedded, ctx), self.hidden_norm(before, ctx)], -1)
-    return self.block(self.proj(halves), ctx, views)
+    return self.block(self.proj(halves, ctx), ctx, views)
 
 
 def cache_left_out(self: MtpDepthModule, before: Tensor, embedded: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.scope import Scope
-from dovetail.core.weight import State
-from dovetail.model import Model
+from dovetail.model.model import Model
 from dovetail.ops import attend_ref, attend_tiled
 from dovetail.parts.ffn import router
 from dovetail.parts.mixer import mamba, mamba2
 from dovetail.parts.position import rope
 from dovetail.proof.laws.mutant import Mutant, instead, spec
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import State
 
 _state, _scores = mamba2.Mamba2.state, attend_tiled.Work.scores
 

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.layout import TokenLayout
-from dovetail.core.part import KINDS
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.ops import blocks
 from dovetail.parts.mixer import nsa
 from dovetail.parts.mixer.nsa import NSA, NSAModule
 from dovetail.proof.laws.mutant import Mutant, instead, spec
 from dovetail.proof.laws.suite import OWN_NUMBER
+from dovetail.spec.part import KINDS
 from dovetail.state import frame, pool
 
 _ended, _gathered, _summary, _pick = blocks.ended, blocks.gathered, NSAModule.summary, NSAModule.pick

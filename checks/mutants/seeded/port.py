@@ -10,13 +10,13 @@ from unittest.mock import patch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.layout import TokenLayout
 from dovetail.hf import tensors
 from dovetail.hf.convert import PatchKernel
 from dovetail.hf.field import Config, Settings
 from dovetail.hf.layer import LOCAL, LocalAttention
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.ops.pooling import pool
 from dovetail.parts.embed import TokensModule
 from dovetail.parts.head import ByClassModule, LmModule, PooledEmbeddingModule

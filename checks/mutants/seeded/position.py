@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.layout import TokenLayout
+from dovetail.nn.layout import TokenLayout
 from dovetail.parts.position.absolute import LearnedModule, SinusoidalModule
 from dovetail.parts.position.bias import AlibiModule
 from dovetail.parts.position.rope import RopeModule
@@ -54,8 +54,8 @@ def beta_ignored(self: Yarn, plain: Tensor, base: float) -> Tensor:
 
 
 def frequencies_of_the_turning_pairs(self: Proportional, plain: Tensor, base: float) -> Tensor:
-    turning = self.turning(len(plain))
-    return F.pad(base ** -(torch.arange(turning, dtype=plain.dtype) / turning), (0, len(plain) - turning))
+    rotated = self.rotated_pairs(len(plain))
+    return F.pad(base ** -(torch.arange(rotated, dtype=plain.dtype) / rotated), (0, len(plain) - rotated))
 
 
 def factor_ignored(self: DynamicNtk, plain: Tensor, base: float, length: Tensor) -> Tensor:

@@ -7,20 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dovetail.core.linear import Linear, Rows
-from dovetail.core.module import holder
-from dovetail.core.part import Part
 from dovetail.files.spec import from_yaml
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.linear import Linear, Rows
 from dovetail.ops.formats import format as base, kernels, kinds
 from dovetail.ops.formats.format import Format, Grid
 from dovetail.ops.formats.kinds import FP8, NF4, Int4, Int8
 from dovetail.proof.laws import quantized as law
 from dovetail.proof.laws.mutant import BASE, Mutant, instead, spec
-from dovetail.weights.quantization.leaf import Product, QuantizedLinear
+from dovetail.spec.part import Part
+from dovetail.weights.quantization.leaf import Product, QuantizedStorage, store_quantized
 
-_prepared, _product = kernels.prepared, kernels.product
-_unpack, _decode, _dense = kinds.unpack_nibbles, Format.decode, QuantizedLinear.dense
+_prepared, _product, _nf4_fit = kernels.prepared, kernels.product, NF4.fit
+_unpack, _decode, _dense = kinds.unpack_nibbles, Format.decode, QuantizedStorage.dense
 
 
 def nibbles_swapped(packed: Tensor, n: int) -> Tensor:
@@ -56,19 +56,19 @@ def boundary_off_by_one(self: Format, tensors: dict[str, Tensor], inp: int) -> T
     return self.value(codes, Grid(wide, zero))
 
 
-def one_scale_for_all_channels(self: QuantizedLinear) -> Tensor:
+def one_scale_for_all_channels(self: QuantizedStorage, leaf: Linear) -> Tensor:
     """The absorbed path multiplies by codes and the mean scale."""
-    grid = self.format.grid(self.stored())
+    grid = self.format.grid(self.stored(leaf))
     even = Grid(
         grid.scale.float().mean().expand(grid.scale.shape)[..., None], None if grid.zero is None else grid.zero[..., None]
     )
-    codes = self.format.grouped(self.format.codes(self.stored(), self.in_features))
+    codes = self.format.grouped(self.format.codes(self.stored(leaf), leaf.in_features))
     return self.format.value(codes, even).flatten(-2).to(self.dtype)
 
 
-def first_expert_for_all(self: QuantizedLinear, x: Tensor, rows: Rows) -> Tensor:
+def first_expert_for_all(self: QuantizedStorage, leaf: Linear, x: Tensor, rows: Rows, ctx: Ctx | None) -> Tensor:
     """Every expert multiplies by the matrix of expert 0."""
-    dense = self.dense().to(x.dtype)
+    dense = self.dense(leaf).to(x.dtype)
     return rows.multiply(x, dense[:1].expand_as(dense))
 
 
@@ -78,19 +78,19 @@ def one_scale_for_all_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x / scale).round().clamp(-127, 127), scale
 
 
-def experts_read_exact_inputs(self: QuantizedLinear, x: Tensor, rows: Rows) -> Tensor:
+def experts_read_exact_inputs(self: QuantizedStorage, leaf: Linear, x: Tensor, rows: Rows, ctx: Ctx | None) -> Tensor:
     """Activations of experts are not rounded."""
-    return rows.multiply(x, self.dense().to(x.dtype))
+    return rows.multiply(x, self.dense(leaf).to(x.dtype))
 
 
-def bias_dropped(self: QuantizedLinear, input: Tensor) -> Tensor:
+def bias_dropped(self: QuantizedStorage, leaf: Linear, x: Tensor, ctx: Ctx | None) -> Tensor:
     """The quantized leaf has no bias."""
-    return self.product(input)
+    return self.product(leaf, x)
 
 
-def gradient_of_half(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+def gradient_of_half(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
     """The gradient is scaled once more."""
-    return g @ ctx.leaf.dense().to(g.dtype) * 0.5, None
+    return g @ ctx.storage.dense(ctx.leaf).to(g.dtype) * 0.5, None, None
 
 
 def scale_rounded_down(scale: Tensor, up: bool = False) -> Tensor:
@@ -115,6 +115,15 @@ def scales_not_decoded(self: NF4, tensors: dict[str, Tensor]) -> Grid:
     return Grid(tensors[base.SCALE])
 
 
+def zeros_among_scales(self: NF4, grouped: Tensor) -> dict[str, Tensor]:
+    """The last block of scales is filled up with zeros, and its steps reach down to them."""
+    if not self.double:
+        return _nf4_fit(self, grouped)
+    flat = grouped.flatten(0, -2)  # (scales, size)
+    tensors = _nf4_fit(self, torch.cat([flat, torch.zeros_like(flat[:1]).expand(-len(flat) % self.TOGETHER, -1)]))
+    return {**tensors, base.SCALE: tensors[base.SCALE][: len(flat)].view(grouped.shape[:-1])}
+
+
 def no_minimum(self: NF4, tensors: dict[str, Tensor]) -> Grid:
     """The minimum of a block of scales is forgotten."""
     if not self.double:
@@ -131,8 +140,7 @@ def tied_leaves_left(model: nn.Module, spec: Part, path: str, format: Format, te
     """A layer that uses the weights of another keeps the dense ones."""
     leaf = model.get_submodule(path)
     assert isinstance(leaf, Linear)
-    owner, name = holder(model, path)
-    owner.add_module(name, QuantizedLinear.of(leaf, format, tensors))
+    store_quantized(leaf, format, tensors)
 
 
 def mixture() -> Model:
@@ -170,9 +178,8 @@ def zero_point_off_by_one(format: Format, tensors: dict[str, Tensor], inp: int) 
     return codes, scale
 
 
-def old_copy_stays(self: QuantizedLinear, *args: Any, **kwargs: Any) -> None:
+def old_copy_stays(self: QuantizedStorage, leaf: Linear) -> None:
     """Codes are loaded, and the packed copy is of those before."""
-    nn.Module._load_from_state_dict(self, *args, **kwargs)
 
 
 def group_twice_as_long(format: Format, operands: kernels.Operands, x: Tensor, out: int) -> Tensor:
@@ -195,13 +202,13 @@ def mutants() -> list[Mutant]:
         Mutant(
             "the absorbed path has one scale for all",
             name,
-            instead(QuantizedLinear, "matrix", one_scale_for_all_channels),
+            instead(QuantizedStorage, "dense", one_scale_for_all_channels),
             latent(),
         ),
         Mutant(
             "all experts have the matrix of the first",
             name,
-            instead(QuantizedLinear, "multiply_grouped", first_expert_for_all),
+            instead(QuantizedStorage, "grouped", first_expert_for_all),
             mixture(),
         ),
         Mutant(
@@ -212,20 +219,21 @@ def mutants() -> list[Mutant]:
         Mutant(
             "activations of experts are not rounded",
             name,
-            instead(QuantizedLinear, "multiply_grouped", experts_read_exact_inputs),
+            instead(QuantizedStorage, "grouped", experts_read_exact_inputs),
             mixture().set("layers.*.mixer.packed", True),  # so that a bank of experts has this format
         ),
-        Mutant("a quantized leaf has no bias", name, instead(QuantizedLinear, "multiply", bias_dropped), with_biases()),
+        Mutant("a quantized leaf has no bias", name, instead(QuantizedStorage, "multiply", bias_dropped), with_biases()),
         Mutant("a quantized leaf halves gradients", name, instead(Product, "backward", staticmethod(gradient_of_half))),
         Mutant("scales are rounded down", name, instead(kinds, "stored_scale", scale_rounded_down)),
         Mutant("codes are cut off instead of rounded", name, instead(Int4, "nearest", truncated)),
         Mutant("NF4 has levels at equal distances", name, instead(NF4, "value", uniform_levels)),
         Mutant("double-quantized scales are not decoded", name, instead(NF4, "grid", scales_not_decoded)),
+        Mutant("a block of scales is filled up with zeros", name, instead(NF4, "fit", zeros_among_scales)),
         Mutant("double-quantized scales have no minimum", name, instead(NF4, "grid", no_minimum)),
         Mutant("FP8 has an exponent off by one", name, instead(FP8, "value", exponent_off_by_one)),
         Mutant("a packed copy has scales of the next group", name, instead(kernels, "prepared", scales_of_the_next_group)),
         Mutant("a packed copy has a zero point off by one", name, instead(kernels, "prepared", zero_point_off_by_one)),
-        Mutant("a packed copy survives other codes", name, instead(QuantizedLinear, "_load_from_state_dict", old_copy_stays)),
+        Mutant("a packed copy survives other codes", name, instead(QuantizedStorage, "renew", old_copy_stays)),
         Mutant("a kernel reads groups twice as long", name, instead(kernels, "product", group_twice_as_long)),
         Mutant("a layer tied to a quantized one stays dense", name, instead(law, "put_leaf", tied_leaves_left), repeated()),
     ]

@@ -12,15 +12,13 @@ import torch
 from torch import Tensor
 
 from checks.mutants.seeded.moe import experts
-from dovetail.core.ctx import Ctx
-from dovetail.core.draws import Draws, _pairs
-from dovetail.core.fold import Declared
-from dovetail.core.layout import TokenLayout
-from dovetail.core.loss import LossSum
-from dovetail.core.module import Module
-from dovetail.core.random import draw
-from dovetail.core.ranks import Ranks
-from dovetail.model import ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.draws import Draws, _pairs
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.loss import LossSum
+from dovetail.nn.module import Module
+from dovetail.nn.random import draw
+from dovetail.nn.ranks import Ranks
 from dovetail.ops import vocab
 from dovetail.ops.attend_tiled import Work
 from dovetail.ops.tiles import Piece, Tile
@@ -30,14 +28,15 @@ from dovetail.parallel.ring import RingView
 from dovetail.parallel.shard import TensorRanks
 from dovetail.parts import head
 from dovetail.proof.laws.mutant import Mutant, instead, spec
+from dovetail.spec.fold import Declared
 from dovetail.weights.adapters import lora
-from dovetail.weights.adapters.dropout import Lent
+from dovetail.weights.adapters.dropout import InputDropout
 from dovetail.weights.adapters.kind import Tp
 
 _local_slices, _first = construction.local_slices, Ranks.first
 _reader, _gather, _split_rows = shard._reader, collective.gather, TokenLayout.split_rows
-_chunk_layouts, _factor, _staged = RingView.chunk_layouts, Work.factor, stage._staged
-_drop = Lent.drop
+_chunk_layouts, _factor, _staged = RingView.chunk_layouts, Work.factor, stage._forward
+_drop = InputDropout.drop
 
 
 def bias_added_on_every_rank(d: Any, *where: Any) -> Any:
@@ -139,23 +138,18 @@ def loss_without_gradient(x: Tensor, loss: Tensor) -> Tensor:
     return x
 
 
-def values_without_gradient(cls: type[ModelModule]) -> Any:
-    staged = _staged(cls)
-
-    def forward(self: Any, *given: Tensor, **named: Any) -> Any:
-        out = staged.forward(self, *given, **named)
-        return out if isinstance(out, Tensor) else (out[0], *(value.detach() for value in out[1:]))
-
-    return type("Detached", (staged,), {"forward": forward})
+def values_without_gradient(self: Any, *given: Tensor, **named: Any) -> Any:
+    out = _staged(self, *given, **named)
+    return out if isinstance(out, Tensor) else (out[0], *(value.detach() for value in out[1:]))
 
 
 def plain_tp(base: Declared) -> Tp:
     return base.weight.tp
 
 
-def adapter_channels_per_rank(self: Lent, x: Tensor, p: float, axes: tuple[str, ...]) -> Tensor:
+def adapter_channels_per_rank(self: InputDropout, x: Tensor, axes: tuple[str, ...], ctx: Ctx) -> Tensor:
     with instead(Ranks, "first", channels_counted_per_rank)():
-        return _drop(self, x, p, axes)
+        return _drop(self, x, axes, ctx)
 
 
 def mutants() -> list[Mutant]:
@@ -209,7 +203,7 @@ def mutants() -> list[Mutant]:
         Mutant(
             "shared keys get no gradient from later stages",
             "sharded",
-            instead(stage, "_staged", values_without_gradient),
+            instead(stage, "_forward", values_without_gradient),
             shared,
         ),
         Mutant("experts are filled rank by rank", "sharded", instead(TokenRanks, "counts", counts_rank_by_rank), limited),
@@ -217,6 +211,6 @@ def mutants() -> list[Mutant]:
         Mutant(
             "an adapter drops the same channels on every rank",
             "sharded",
-            instead(Lent, "drop", adapter_channels_per_rank),
+            instead(InputDropout, "drop", adapter_channels_per_rank),
         ),
     ]

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.rows import SequenceRows
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.rows import SequenceRows
 from dovetail.ops.scan import decay, selective, state_space
 from dovetail.parallel import context
 from dovetail.parts import norm
@@ -86,7 +87,7 @@ def documents_never_begin(document: Tensor | None, dtype: torch.dtype) -> None:
 
 
 def not_reduced(self: mamba.MambaModule, x: Tensor, ctx: Any) -> list[Tensor]:
-    return [self.low(x), self.b(x), self.c(x)]
+    return [self.low(x, ctx), self.b(x, ctx), self.c(x, ctx)]
 
 
 def step_divided_out(x: Tensor, dt: Tensor, *rest: Any) -> Any:
@@ -135,8 +136,10 @@ def groups_of_a_rank(self: norm.RMSNormModule, x: Tensor) -> Tensor:
         self.group_number = original
 
 
-def multipliers_exchanged(self: mamba2.Mamba2Module, name: str, u: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    y = getattr(self, name)(u) * self.factors["b" if name == "c" else "c" if name == "b" else name]
+def multipliers_exchanged(
+    self: mamba2.Mamba2Module, name: str, u: Tensor, ctx: Ctx, dtype: torch.dtype | None = None
+) -> Tensor:
+    y = getattr(self, name)(u, ctx) * self.factors["b" if name == "c" else "c" if name == "b" else name]
     return y if dtype is None else y.to(dtype)
 
 

@@ -1,4 +1,4 @@
-"""Seeded bugs of linear leaves: a path that reads the stored weight instead of calling the leaf, and joined leaves."""
+"""Seeded bugs of linear leaves: a path that reads the stored weight instead of calling the leaf, and fused leaves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dovetail.core import linear
+from dovetail.nn import linear
+from dovetail.nn.linear import Dense
 from dovetail.parts.ffn import dense
 from dovetail.parts.ffn.moe import BankModule
 from dovetail.parts.ffn.router import TopKModule
@@ -16,26 +17,22 @@ from dovetail.parts.mixer import mla
 from dovetail.parts.mixer.attention import AttentionModule
 from dovetail.proof.laws.mutant import Mutant, instead, spec
 
-_together = linear.together
-
-
-def stored(leaf: nn.Module) -> nn.Module:
-    """The leaf that holds the stored weight: a replaced leaf has it inside."""
-    return next((inside for inside in leaf.children()), leaf)
+_multiply_fused = linear.multiply_fused
 
 
 def reading_the_weight(method: Callable[..., Any], *names: str) -> Callable[..., Any]:
     """A method of a module that takes the stored weights of these leaves."""
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        leaves = {name: self.get_submodule(name) for name in names}
-        for name, leaf in leaves.items():
-            self.add_module(name, stored(leaf))
+        leaves: list[Any] = [self.get_submodule(name) for name in names]
+        storages = [leaf.storage for leaf in leaves]
+        for leaf in leaves:
+            leaf.storage = Dense()
         try:
             return method(self, *args, **kwargs)
         finally:
-            for name, leaf in leaves.items():
-                self.add_module(name, leaf)
+            for leaf, storage in zip(leaves, storages, strict=True):
+                leaf.storage = storage
 
     return call
 
@@ -57,9 +54,9 @@ def unchanged_addresses(leaves: Sequence[Any]) -> tuple[int, ...]:
     return Unchanged()
 
 
-def exchanged(x: Tensor, joint: Any, *leaves: Any) -> Sequence[Tensor]:
-    outputs = _together(x, joint, *leaves)
-    return outputs if joint is None else outputs[::-1]
+def exchanged(x: Tensor, ctx: Any, fused: Any, *leaves: Any) -> Sequence[Tensor]:
+    outputs = _multiply_fused(x, ctx, fused, *leaves)
+    return outputs if fused is None else outputs[::-1]
 
 
 def any_matrix(*_: Any) -> bool:
@@ -82,8 +79,8 @@ def mutants() -> list[Mutant]:
         forgotten("absorbed MLA reads the stored k_up", mla.MLAModule, "absorbed", latent, "k_up"),
         forgotten("attention reads the stored v", AttentionModule, "forward", spec(), "v"),
         Mutant(
-            "joined leaves keep the weights they were joined with", "fast", instead(linear, "addresses", unchanged_addresses)
+            "fused leaves keep the weights they were joined with", "fast", instead(linear, "addresses", unchanged_addresses)
         ),
-        Mutant("joined leaves are split in another order", "fast", instead(dense, "together", exchanged)),
+        Mutant("fused leaves are split in another order", "fast", instead(dense, "multiply_fused", exchanged)),
         Mutant("absorbed MLA takes a matrix that is not exact", "replaced", instead(mla, "offers", any_matrix), latent),
     ]

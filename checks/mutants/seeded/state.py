@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dovetail.core import rows
-from dovetail.core.errors import StateError
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import StateError
 from dovetail.files.spec import from_yaml
+from dovetail.nn import rows
+from dovetail.nn.layout import TokenLayout
 from dovetail.proof.laws.mutant import Mutant, instead, spec
 from dovetail.state import pool as pool_module
 from dovetail.state.pool import Pool, Step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from dovetail.nn.ctx import Ctx
 from dovetail.parts.mhc import MhcModule
 from dovetail.proof.laws.mutant import Mutant, instead, spec
 from dovetail.proof.laws.suite import OWN_NUMBER
@@ -15,7 +16,7 @@ def transposed(self: MhcModule, k: Tensor) -> Tensor:
     return _sinkhorn(self, k).transpose(-1, -2)
 
 
-def mean_at_the_end(self: MhcModule, x: Tensor) -> Tensor:
+def mean_at_the_end(self: MhcModule, x: Tensor, ctx: Ctx | None = None) -> Tensor:
     return x.mean(-2)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dovetail.core.layout import TokenLayout
+from dovetail.nn.layout import TokenLayout
 from dovetail.parts.position.streaming import StreamingModule
 from dovetail.proof.laws.mutant import Mutant, instead, spec
 from dovetail.proof.laws.suite import OWN_NUMBER

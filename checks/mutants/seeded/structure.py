@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.part import Part
-from dovetail.core.weight import Weight
-from dovetail.core.wire import WireModule
 from dovetail.hf import hf
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.nn.block import WireModule
 from dovetail.parts.ffn.dense import GluModule
 from dovetail.parts.mixer.attention import Attention, AttentionModule
 from dovetail.parts.norm import RMSNormModule
 from dovetail.proof.laws import ported
 from dovetail.proof.laws.mutant import Mutant, instead, spec
+from dovetail.spec.part import Part
+from dovetail.spec.weight import Weight
 
 _added, _cost, _changed, _export = WireModule.added, Attention.cost, Part.changed, hf.export_tensors
 
@@ -61,7 +61,7 @@ def scale_detached(self: RMSNormModule, x: Tensor, ctx: Any) -> Tensor:
 
 
 def gate_and_up_swapped(self: GluModule, x: Tensor, ctx: Any, view: Any = None) -> Tensor:
-    return ctx.tap(self, "out", self.down(ctx.tap(self, "hidden", self.act(self.up(x)) * self.gate(x))))
+    return ctx.tap(self, "out", self.down(ctx.tap(self, "hidden", self.act(self.up(x, ctx)) * self.gate(x, ctx)), ctx))
 
 
 def norms_swapped(spec: Model, tensors: Any, name: str | None = None) -> dict[str, Tensor]:

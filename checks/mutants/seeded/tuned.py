@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dovetail.core.loss import IGNORED, LossSum
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
+from dovetail.nn.loss import IGNORED, LossSum
 from dovetail.proof.laws.mutant import Mutant, instead
 from dovetail.text.conversation import Encoded
 from dovetail.training import preference, tuning

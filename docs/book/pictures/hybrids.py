@@ -3,7 +3,7 @@
 import torch
 
 import dovetail as dt
-from dovetail.core.fold import state_values
+from dovetail.spec.fold import state_values
 
 TOKENS = [2**i for i in range(10, 18)]
 PAIRS, SIZES, ROWS = 64, (8, 16, 32, 64, 128, 256), 30

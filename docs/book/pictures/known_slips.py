@@ -3,7 +3,7 @@
 import torch
 
 import dovetail as dt
-from dovetail.core.fold import parameters, state_values
+from dovetail.spec.fold import parameters, state_values
 
 HEAD, SLOPE, TOKENS = 64, 0.5, 48
 

@@ -3,9 +3,9 @@
 import dataclasses as dc
 
 import dovetail as dt
-from dovetail.core.fold import state_values
 from dovetail.planning.device import devices
 from dovetail.planning.serving import Load, prefill_seconds, step_seconds
+from dovetail.spec.fold import state_values
 
 TOKENS = [2**i for i in range(10, 18)]
 PASS = [1, 4, 16, 64, 256, 512, 1024, 2048]

@@ -5,7 +5,7 @@ import math
 import torch
 
 import dovetail as dt
-from dovetail.core.part import KINDS
+from dovetail.spec.part import KINDS
 
 TOKENS = [10**i for i in range(1, 7)]
 GAPS = (4.0, 8.0, 12.0)

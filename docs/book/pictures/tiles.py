@@ -3,10 +3,10 @@
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dovetail.core.layout import TokenLayout
-from dovetail.core.part import KINDS
-from dovetail.core.view import Scoring
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.view import Scoring
 from dovetail.ops.attend import attend, using
+from dovetail.spec.part import KINDS
 
 TOKENS = (256, 512, 1024, 2048)
 READ = (1024, 4096, 16384, 65536, 131072)

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from dovetail.core.declared_tensors import adapted_leaves
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.hf.adapter import family_of
 from dovetail.hf.peft import write_peft
-from dovetail.transformer import Transformer
+from dovetail.model.transformer import Transformer
+from dovetail.nn.declared_tensors import adapted_leaves
 from dovetail.weights.adapters import attach as attaching
 from dovetail.weights.adapters.attach import Applied
 from dovetail.weights.adapters.kind import AdapterKind

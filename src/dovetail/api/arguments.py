@@ -13,13 +13,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dovetail.core.part import plain
-from dovetail.core.value import Unresolved
+from dovetail.base.value import Unresolved
+from dovetail.spec.part import plain
 
 if TYPE_CHECKING:
     from dovetail.files.spec import Changes as Changes
     from dovetail.hf import load as loading
-    from dovetail.model import Model, ModelModule
+    from dovetail.model.model import Model, ModelModule
 
     SpecLike = loading.SpecLike | ModelModule
 else:  # the other types of a spec need torch
@@ -36,15 +36,16 @@ class NamedSpec(NamedTuple):
 
     def after(self, set: Changes, swap: Changes) -> NamedSpec:
         """Return the spec after the changes; the name lists them."""
-        from dovetail.files.spec import changed
+        from dovetail.files.spec import changed, listed
 
+        set, swap = listed(set), listed(swap)
         return NamedSpec(_name(self.name, set, swap), changed(self.spec, set, swap), self.directory)
 
 
 def read_spec(value: SpecLike | NamedSpec) -> NamedSpec:
     """Return the spec that an argument names."""
     from dovetail.hf import load as loading
-    from dovetail.model import ModelModule
+    from dovetail.model.model import ModelModule
 
     if isinstance(value, NamedSpec):
         return value

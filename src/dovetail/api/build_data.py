@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from dovetail.api.arguments import silent
 from dovetail.api.options import OUT
 from dovetail.api.show_data import DataSummary
-from dovetail.core.errors import UsageError
-from dovetail.core.option import Option
+from dovetail.base.errors import UsageError
+from dovetail.base.option import Option
 from dovetail.data.executors import Executor, ProcessPool, RayCluster, available_workers
 from dovetail.data.formats import Options
 from dovetail.data.plan import BYTES, Settings, expand, make_plan

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from dovetail.api.arguments import SpecLike, read_spec
 from dovetail.api.options import SPEC, Ranks
 from dovetail.api.result import Result
-from dovetail.core.errors import SpecError
-from dovetail.core.option import Option
+from dovetail.base.errors import SpecError
+from dovetail.base.option import Option
 from dovetail.views.blocks import View
 
 if TYPE_CHECKING:

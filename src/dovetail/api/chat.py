@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from dovetail.api.generate import opened
 from dovetail.api.options import MIN_P, REPETITION_PENALTY, SAMPLING_SEED, TEMPERATURE, TOP_K, TOP_P, InDir, NewTokens
-from dovetail.core.limits import MAX_LENGTH
-from dovetail.core.option import Option
+from dovetail.base.limits import MAX_LENGTH
+from dovetail.base.option import Option
 
 if TYPE_CHECKING:
     from dovetail.hf.load import Watch
+    from dovetail.model.transformer import Transformer
     from dovetail.serving.chat import Chat
-    from dovetail.transformer import Transformer
 
 
 def chat(

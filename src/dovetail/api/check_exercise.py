@@ -11,7 +11,7 @@ import dataclasses as dc
 from typing import Annotated, Any
 
 from dovetail.api.result import Result
-from dovetail.core.option import Option
+from dovetail.base.option import Option
 from dovetail.files.exercises import Exercise, find_exercise
 from dovetail.views.blocks import View
 

@@ -12,7 +12,7 @@ from dovetail.views.blocks import View
 
 if TYPE_CHECKING:
     from dovetail.parallel.node import NodeTest
-from dovetail.core.option import Option
+from dovetail.base.option import Option
 
 
 @dc.dataclass(frozen=True, repr=False)

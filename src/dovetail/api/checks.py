@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from dovetail.core.errors import FileError, UsageError
+from dovetail.base.errors import FileError, UsageError
 from dovetail.disk.atomic import check_writable
 from dovetail.disk.presets import find_preset
 from dovetail.disk.replace import set_aside

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from dovetail.api.options import OutFile
 from dovetail.api.result import Result
-from dovetail.core.option import Option
+from dovetail.base.option import Option
 from dovetail.disk.atomic import write_new
 from dovetail.files.recipes import find_recipe
 from dovetail.views.blocks import View

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from dovetail.api.models import load
-from dovetail.core.errors import InputError
-from dovetail.core.finite import check_weights
+from dovetail.base.errors import InputError
 from dovetail.decoding.embedding import Embedder, Pooling, shortened
+from dovetail.model.transformer import Transformer
+from dovetail.nn.finite import check_weights
 from dovetail.text.tokenizer import Tokenizer
-from dovetail.transformer import Transformer
 
 
 @dc.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from dovetail.api.arguments import Changes, SpecLike, read_spec
 from dovetail.api.options import SET, SPEC, SWAP, OutFile
 from dovetail.api.result import Result
-from dovetail.core.option import Option
+from dovetail.base.option import Option
 from dovetail.disk.atomic import write_new
 from dovetail.views.blocks import View
 

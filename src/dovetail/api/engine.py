@@ -21,14 +21,15 @@ import torch
 
 from dovetail.api.engine_options import EngineOptions
 from dovetail.api.models import load
-from dovetail.core.errors import DovetailError, UsageError
-from dovetail.core.finite import check_weights
-from dovetail.core.keywords import checks_keywords
-from dovetail.core.limits import QUEUED
+from dovetail.base.errors import DovetailError, UsageError
+from dovetail.base.keywords import checks_keywords
+from dovetail.base.limits import QUEUED
 from dovetail.decoding.embedding import Embedder
 from dovetail.decoding.eviction import given_eviction
 from dovetail.decoding.generation import Vocabulary, generates
 from dovetail.hf.adapter import family_of, read_any
+from dovetail.model.transformer import Transformer
+from dovetail.nn.finite import check_weights
 from dovetail.serving.draft_ahead import own_drafter
 from dovetail.serving.embedding_engine import PooledEngine
 from dovetail.serving.engine import Engine
@@ -39,7 +40,6 @@ from dovetail.serving.request import encode
 from dovetail.serving.speculate import Drafter, DraftModel, PromptLookup
 from dovetail.serving.worker import ProcessClient, start_process
 from dovetail.text.grammar import Grammars
-from dovetail.transformer import Transformer
 from dovetail.weights.adapters.storage import Stored, check_base
 
 E = TypeVar("E", Engine, PooledEngine)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from dovetail.api.options import BUDGET, COMPILED, EVICT, EVICT_TO, LONGEST, POOLING, ROWS, SERVED_DTYPE, SHARE, SPECULATE
-from dovetail.core.keywords import checks_keywords
-from dovetail.core.option import Option
-from dovetail.core.option_group import OptionGroup
+from dovetail.base.keywords import checks_keywords
+from dovetail.base.option import Option
+from dovetail.base.option_group import OptionGroup
 
 
 @checks_keywords

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from dovetail.files.model_dir import Piece
     from dovetail.hf.hf import Ported
     from dovetail.hf.load import Watch
-    from dovetail.model import Model
+    from dovetail.model.model import Model
 from dovetail.api.options import OUT, REPLACE_MODEL, InDir, Steps
-from dovetail.core.option import Option
+from dovetail.base.option import Option
 
 
 @dc.dataclass(frozen=True, repr=False)

@@ -21,12 +21,12 @@ from dovetail.api.options import (
     InDir,
     NewTokens,
 )
-from dovetail.core.option import Option
+from dovetail.base.option import Option
 
 if TYPE_CHECKING:
     from dovetail.decoding.continuation import Generation
     from dovetail.hf.load import Watch
-    from dovetail.transformer import Transformer
+    from dovetail.model.transformer import Transformer
 
 
 def generate(
@@ -107,9 +107,9 @@ def generate(
 
 def opened(model: Transformer | str | Path, watch: Watch | None) -> Transformer:
     """Return the model, or that of a directory, with finite weights."""
-    from dovetail.core.finite import check_weights
     from dovetail.hf.adapter import check_generates_text
-    from dovetail.transformer import Transformer
+    from dovetail.model.transformer import Transformer
+    from dovetail.nn.finite import check_weights
 
     if not isinstance(model, Transformer):
         check_generates_text(model)

@@ -23,12 +23,12 @@ from dovetail.api.arguments import Changes, SpecLike, read_spec
 from dovetail.api.models import load, save
 from dovetail.api.options import LAYERS, OUR_MODEL, REPLACE_MODEL, SWAP, InFile, Length, OutDir, Seed, Sets
 from dovetail.api.result import INTERRUPTED, Result
-from dovetail.core.errors import UsageError
-from dovetail.core.fold import parameters
-from dovetail.core.option import BatchSize, Option
-from dovetail.core.termination import Interrupt, delaying
+from dovetail.base.errors import UsageError
+from dovetail.base.option import BatchSize, Option
+from dovetail.base.termination import Interrupt, delaying
 from dovetail.disk.model_files import LOSSES_FILE
 from dovetail.disk.untrusted import Directory
+from dovetail.spec.fold import parameters
 from dovetail.training.metrics import StepMetrics, to_jsonl
 from dovetail.training.plan import Plan
 from dovetail.views.bar import loss_table
@@ -38,8 +38,8 @@ from dovetail.views.progress import TrainingProgress
 if TYPE_CHECKING:
     from dovetail.api.spec_diff import SpecDiff
     from dovetail.hf.load import Watch
-    from dovetail.model import Model
-    from dovetail.transformer import Transformer
+    from dovetail.model.model import Model
+    from dovetail.model.transformer import Transformer
 
 
 @dc.dataclass(frozen=True, repr=False, eq=False)
@@ -134,9 +134,9 @@ def graft(
     from dovetail.files.model_dir import must_be_free
     from dovetail.hf.load import origin
     from dovetail.hf.write import family_for
+    from dovetail.model.transformer import Transformer
     from dovetail.text.tokenizer import Tokenizer
     from dovetail.training.trial import Trial
-    from dovetail.transformer import Transformer
     from dovetail.weights.surgery.transfer import graft as graft_model
 
     _check_options(spec is not None or bool(set or swap or layers), text, heal, hf, family)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from dovetail.api.result import Result
-from dovetail.core.fold import parameters
+from dovetail.spec.fold import parameters
 from dovetail.views.blocks import View
 
 if TYPE_CHECKING:

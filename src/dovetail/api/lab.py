@@ -19,7 +19,7 @@ from dovetail.api.arguments import silent
 from dovetail.api.options import OutDir
 from dovetail.api.result import Event, Result, Watch, unwatched
 from dovetail.api.train import train
-from dovetail.core.option import BatchSize, Option
+from dovetail.base.option import BatchSize, Option
 from dovetail.disk.atomic import write_atomically
 from dovetail.views.blocks import View
 from dovetail.views.page import Page

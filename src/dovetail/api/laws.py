@@ -18,11 +18,11 @@ from dovetail.api.arguments import Changes, SpecLike, read_spec, silent
 from dovetail.api.law_results import LawsResult, ModelLaws, SuiteLaws
 from dovetail.api.options import InDir, RunDtype, Seed, Sets, Spec, Swaps
 from dovetail.api.result import Event, Watch, unwatched
-from dovetail.core.dtypes import dtype_name
-from dovetail.core.errors import printable
-from dovetail.core.extensions import load_parts
-from dovetail.core.option import Option
-from dovetail.core.option_group import OptionGroup, accepts_groups
+from dovetail.base.dtypes import dtype_name
+from dovetail.base.errors import printable
+from dovetail.base.extensions import load_parts
+from dovetail.base.option import Option
+from dovetail.base.option_group import OptionGroup, accepts_groups
 from dovetail.views.blocks import styled
 from dovetail.views.laws import law_row, spec_row
 

@@ -12,10 +12,10 @@ import json
 from typing import Annotated, Any
 
 from dovetail.api.result import ListResult
-from dovetail.core.errors import SpecError, names_or_nearest
-from dovetail.core.option import Option
-from dovetail.core.part import KINDS
-from dovetail.core.part_info import PartInfo, part_info
+from dovetail.base.errors import SpecError, names_or_nearest
+from dovetail.base.option import Option
+from dovetail.spec.part import KINDS
+from dovetail.spec.part_info import PartInfo, part_info
 from dovetail.views.blocks import Cell, TextTable, View, styled
 
 
@@ -63,7 +63,7 @@ def list_parts(
 ) -> PartList:
     """Return every registered part, yours included, those of one group (`mask`, `norm`, `position` …), or the one of a kind."""
     from dovetail import parts as _registered  # noqa: F401  # pyright: ignore[reportUnusedImport]  registers every kind
-    from dovetail.core.group import GROUPS
+    from dovetail.nn.groups import GROUPS
 
     names = [one.group for one in GROUPS]
     if group is not None and group not in names:

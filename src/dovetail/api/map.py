@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from dovetail.api.models import load
 from dovetail.api.options import InDir, OutFile
 from dovetail.api.result import Result
-from dovetail.core.errors import FileError, InputError, UsageError
-from dovetail.core.keywords import checks_keywords
-from dovetail.core.option import Option
+from dovetail.base.errors import FileError, InputError, UsageError
+from dovetail.base.keywords import checks_keywords
+from dovetail.base.option import Option
 from dovetail.disk.atomic import check_free
 from dovetail.views.blocks import View
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from dovetail.hf.load import Watch
     from dovetail.look.lenses import Lens
     from dovetail.look.sweeps import Sweep
+    from dovetail.model.transformer import Transformer
     from dovetail.text.tokenizer import Tokenizer
-    from dovetail.transformer import Transformer
 
 GENERATED = 48  # tokens of a decoder that is given no target
 
@@ -142,7 +142,7 @@ def map(
     """
     import torch
 
-    from dovetail.core.finite import check_weights
+    from dovetail.nn.finite import check_weights
     from dovetail.views.map import attention_of
 
     if out is not None:

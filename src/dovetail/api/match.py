@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from dovetail.api.arguments import Changes, SpecLike, read_spec
 from dovetail.api.options import SPEC, Length, Sets, Spec, Swaps
 from dovetail.api.result import Result
-from dovetail.core.errors import SpecError
-from dovetail.core.option import Option
+from dovetail.base.errors import SpecError
+from dovetail.base.option import Option
 from dovetail.views.blocks import TextTable, View
 
 if TYPE_CHECKING:
-    from dovetail.model import Model
+    from dovetail.model.model import Model
     from dovetail.weights.surgery.budget import Found
 
 SHOWN = 5  # fields in the table
@@ -114,7 +114,7 @@ def match(
     (layers.*.ffn.hidden); by default the one that changes least is taken. `length`: of the text (default: 2048, or the longest
     that both take)."""
     from dovetail.account import usual_length
-    from dovetail.core.check import check
+    from dovetail.spec.check import check
     from dovetail.weights.surgery.budget import BUDGETS, TOLERANCE, match_budget
 
     one, other = read_spec(a), read_spec(b).after(set, swap)

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from dovetail.api.options import REPLACE_MODEL, InDir, OutDir, Seed
 from dovetail.api.result import Result
-from dovetail.core.errors import UsageError
-from dovetail.core.option import Option
+from dovetail.base.errors import UsageError
+from dovetail.base.option import Option
 from dovetail.disk.untrusted import Directory
 from dovetail.views.blocks import View
 
 if TYPE_CHECKING:
     from dovetail.hf.load import Watch
-    from dovetail.transformer import Transformer
+    from dovetail.model.transformer import Transformer
 
 
 @dc.dataclass(frozen=True, repr=False)

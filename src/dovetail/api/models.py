@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dovetail.api.arguments import SpecLike, read_spec
-from dovetail.core.dtypes import dtype_of
+from dovetail.base.dtypes import dtype_of
 from dovetail.disk.model_files import GENERATION_FILE, TOKENIZER_FILE
 from dovetail.disk.untrusted import Directory
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from dovetail.decoding.generation import Vocabulary
     from dovetail.hf.load import Watch
-    from dovetail.model import Model
+    from dovetail.model.model import Model
+    from dovetail.model.transformer import Transformer
     from dovetail.text.tokenizer import Tokenizer
-    from dovetail.transformer import Transformer
 
 
 def build(
@@ -41,7 +41,7 @@ def build(
     (`learn_tokenizer`) the model reads and writes text, and ends it at the tokenizer's end token; the decoder of an
     encoder–decoder starts from that token.
     """
-    from dovetail import construction
+    from dovetail.model import construction
 
     resolved = read_spec(spec).spec
     vocabulary = None if tokenizer is None else _vocabulary(tokenizer, resolved)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from dovetail.api.arguments import Changes, SpecLike, read_spec, silent
 from dovetail.api.options import Length, Seed, Steps
 from dovetail.api.result import Result
-from dovetail.core.errors import UsageError
-from dovetail.core.keywords import checks_keywords
-from dovetail.core.option import BatchSize, Option
+from dovetail.base.errors import UsageError
+from dovetail.base.keywords import checks_keywords
+from dovetail.base.option import BatchSize, Option
 from dovetail.disk.atomic import check_free
 from dovetail.training.plan import OptimizerKind, Plan
 from dovetail.views.blocks import TextTable, View

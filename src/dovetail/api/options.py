@@ -12,11 +12,11 @@ import functools
 from pathlib import Path
 
 from dovetail.api.checks import check_directory, check_file, check_output, check_path, check_spec
-from dovetail.core.dtypes import dtype_name
-from dovetail.core.errors import SpecError
-from dovetail.core.limits import GRAMMAR_CHARACTERS, MAX_LENGTH, MAX_NEW_TOKENS, MAX_RANKS, MAX_SEED, MAX_STEPS
-from dovetail.core.option import Option
-from dovetail.core.units import read_count
+from dovetail.base.dtypes import dtype_name
+from dovetail.base.errors import SpecError
+from dovetail.base.limits import GRAMMAR_CHARACTERS, MAX_LENGTH, MAX_NEW_TOKENS, MAX_RANKS, MAX_SEED, MAX_STEPS
+from dovetail.base.option import Option
+from dovetail.base.units import read_count
 from dovetail.disk.untrusted import read_regular
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 from dovetail.api.arguments import Changes, SpecLike, read_spec, silent
 from dovetail.api.options import DEVICE, PRICE, SET, SPEC, SWAP, TENSOR, Count, Length, Ranks
 from dovetail.api.result import Event, Watch, unwatched
-from dovetail.core.errors import SpecError
-from dovetail.core.limits import MAX_LENGTH
-from dovetail.core.option import BatchSize, Option
-from dovetail.core.units import read_count
+from dovetail.base.errors import SpecError
+from dovetail.base.limits import MAX_LENGTH
+from dovetail.base.option import BatchSize, Option
+from dovetail.base.units import read_count
 from dovetail.planning.device import device_named
 from dovetail.training.plan import OptimizerKind, Precision, Recompute
 
@@ -59,9 +59,9 @@ def plan(
     """
     from dovetail.account import longest_length
     from dovetail.api.training_plan import TrainingPlan
-    from dovetail.core.check import check
     from dovetail.planning.report import layout_data, outlook
     from dovetail.planning.search import Job, Planned, search
+    from dovetail.spec.check import check
     from dovetail.training.objective import next_token
     from dovetail.views.plan import layout_line
 

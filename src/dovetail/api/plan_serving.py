@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from dovetail.api.arguments import Changes, SpecLike, read_spec
 from dovetail.api.options import DEVICE, PRICE, SET, SPEC, SWAP, TENSOR, Count, Length, NewTokens
-from dovetail.core.errors import SpecError, UsageError, names_or_nearest
-from dovetail.core.option import Option
-from dovetail.core.units import read_count
+from dovetail.base.errors import SpecError, UsageError, names_or_nearest
+from dovetail.base.option import Option
+from dovetail.base.units import read_count
 from dovetail.planning.device import device_named
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ def plan_serving(
     """
     from dovetail.account import longest_length
     from dovetail.api.serving_plan import ServingPlan
-    from dovetail.core.check import check
     from dovetail.decoding.generation import check_generates
     from dovetail.planning.serving import BYTES, Load, capacity, replicas
+    from dovetail.spec.check import check
 
     for flag, value in {"weights": weights, "cache": cache}.items():
         if value not in BYTES:

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from dovetail.api.arguments import silent
 from dovetail.api.options import InDir, InFile, Length, Seed
 from dovetail.api.result import Result
-from dovetail.core.option import BatchSize, Option
+from dovetail.base.option import BatchSize, Option
 from dovetail.views.blocks import StyledText, TextTable, View, styled
 
 if TYPE_CHECKING:
     from dovetail.data.tasks.task import SyntheticTask
     from dovetail.experiments.long_context import ContextReport, LossBand
-    from dovetail.transformer import Transformer
+    from dovetail.model.transformer import Transformer
 
 
 @dc.dataclass(frozen=True, repr=False)
@@ -100,8 +100,8 @@ def probe(
     """Answer synthetic tasks on a grid of lengths and depths, and return the accuracies, the used length of each task, and with
     a `text` the loss by position up to the longest length. `task` is a name, a mapping, or several of them."""
     from dovetail.api.models import load
-    from dovetail.core.part import Part
     from dovetail.experiments.long_context import ContextDesign, loss_by_position, measure_context
+    from dovetail.spec.part import Part
 
     opened = load(model) if isinstance(model, (str, Path)) else model
     tasks = [task] if isinstance(task, (str, Mapping, Part)) else list(task)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from dovetail.transformer import Transformer
+from dovetail.model.transformer import Transformer
 from dovetail.weights.surgery import heads as surgery
 
 

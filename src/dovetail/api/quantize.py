@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from dovetail.api.models import load, save
 from dovetail.api.options import OUR_MODEL, REPLACE_MODEL, InFile, Length, OutDir, Seed
 from dovetail.api.result import Result
-from dovetail.core.errors import FileError, SpecError, UsageError
-from dovetail.core.option import BatchSize, Option
-from dovetail.core.units import size
+from dovetail.base.errors import FileError, SpecError, UsageError
+from dovetail.base.option import BatchSize, Option
+from dovetail.base.units import size
 from dovetail.disk.untrusted import Directory
 from dovetail.views.blocks import TextTable, View
 
 if TYPE_CHECKING:
     from dovetail.hf.load import Watch
-    from dovetail.model import Model
+    from dovetail.model.model import Model
+    from dovetail.model.transformer import Transformer
     from dovetail.ops.formats.format import Format
-    from dovetail.transformer import Transformer
     from dovetail.weights.quantization.measure import Measured
     from dovetail.weights.quantization.method import MethodResult
 
@@ -125,11 +125,11 @@ def quantize(
     the text, `samples` sequences of `length` tokens calibrate, and the perplexity is measured on its last twentieth. `skip` are
     patterns of leaves to leave as they are. `out` is the model directory to write; `on_step` gets (batches done, in all).
     """
-    from dovetail.core.finite import check_weights
     from dovetail.files.model_dir import must_be_free
     from dovetail.hf.write import write_own
+    from dovetail.model.transformer import Transformer
+    from dovetail.nn.finite import check_weights
     from dovetail.training.source import corpus_for
-    from dovetail.transformer import Transformer
     from dovetail.weights.quantization.measure import calibration_batches, measured
     from dovetail.weights.quantization.method import apply, method_needs_text
     from dovetail.weights.quantization.recipe import named_format, recipe_of, select, with_activations

@@ -18,10 +18,10 @@ from typing import Annotated, Any
 from dovetail.api.arguments import read_spec
 from dovetail.api.options import OUT, Length, RunDtype, Seed
 from dovetail.api.result import Result
-from dovetail.core.dtypes import dtype_name
-from dovetail.core.errors import SpecError
-from dovetail.core.limits import DECODED
-from dovetail.core.option import Option
+from dovetail.base.dtypes import dtype_name
+from dovetail.base.errors import SpecError
+from dovetail.base.limits import DECODED
+from dovetail.base.option import Option
 from dovetail.disk.atomic import check_free
 from dovetail.views.blocks import View
 

@@ -16,8 +16,8 @@ from dovetail.api.arguments import silent
 from dovetail.api.models import load
 from dovetail.api.options import InDir, InFile, Length, Seed
 from dovetail.api.result import Result
-from dovetail.core.errors import FileError, UsageError
-from dovetail.core.option import Option
+from dovetail.base.errors import FileError, UsageError
+from dovetail.base.option import Option
 from dovetail.disk.model_files import LOSSES_FILE, RUN_FILE
 from dovetail.views.blocks import PAGE_WIDTH, View, result_page
 from dovetail.views.look import checkpoint_table, record_lines, trait_lines, trait_table
@@ -123,7 +123,7 @@ def report(
     if text is None:
         return _of_run(place, progress)
     import dovetail.look as look
-    from dovetail.core.finite import check_weights
+    from dovetail.nn.finite import check_weights
 
     module, path = load(place), Path(text)
     check_weights(module, module.spec)

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from dovetail.api.arguments import Changes, read_spec
-from dovetail.core.errors import FileError, UsageError, names_or_nearest
-from dovetail.core.option import Parameter, parameters
-from dovetail.core.option_group import grouped, ungrouped
+from dovetail.base.errors import FileError, UsageError, names_or_nearest
+from dovetail.base.option import Parameter, parameters
+from dovetail.base.option_group import grouped, ungrouped
 from dovetail.disk.model_files import SPEC_FILE
 from dovetail.disk.yaml import parse_yaml, read_text
 from dovetail.training.settings import mapping_of

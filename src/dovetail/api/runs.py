@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from dovetail.api.options import OutFile
 from dovetail.api.result import Event, Result, Watch, unwatched
-from dovetail.core.errors import DovetailError, FileError
-from dovetail.core.option import Option
+from dovetail.base.errors import DovetailError, FileError
+from dovetail.base.option import Option
 from dovetail.disk.atomic import check_free
 from dovetail.views.blocks import View
 from dovetail.views.curve import draw_runs

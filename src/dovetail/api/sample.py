@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dovetail.core.errors import UsageError
+from dovetail.base.errors import UsageError
 
 if TYPE_CHECKING:
-    from dovetail.transformer import Transformer
+    from dovetail.model.transformer import Transformer
 
 ROWS = 1024  # completions that are sampled together
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from dovetail.api.options import Count, InPath
 from dovetail.api.result import Result
-from dovetail.core.option import Option
-from dovetail.core.units import read_count
+from dovetail.base.option import Option
+from dovetail.base.units import read_count
 from dovetail.views.blocks import TextTable, View
 
 if TYPE_CHECKING:

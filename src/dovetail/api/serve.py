@@ -24,9 +24,9 @@ from dovetail.api.options import (
     InDir,
     InFile,
 )
-from dovetail.core.limits import QUEUED
-from dovetail.core.option import Option
-from dovetail.core.option_group import accepts_groups
+from dovetail.base.limits import QUEUED
+from dovetail.base.option import Option
+from dovetail.base.option_group import accepts_groups
 from dovetail.disk.untrusted import Directory
 from dovetail.serving.http.access import check_exposed, check_extra, read_keys, url_of
 from dovetail.serving.http.options import HttpOptions, Options

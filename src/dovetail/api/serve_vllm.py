@@ -31,8 +31,8 @@ from dovetail.api.options import (
     SERVED_NAME,
     SHARE,
 )
-from dovetail.core.errors import SpecError, UsageError, install_command
-from dovetail.core.option import Option
+from dovetail.base.errors import SpecError, UsageError, install_command
+from dovetail.base.option import Option
 from dovetail.disk.model_files import CONFIG_FILE
 from dovetail.disk.untrusted import Directory
 from dovetail.serving.http.access import check_exposed, read_keys, url_of

@@ -21,7 +21,7 @@ from dovetail.views.page import Page
 
 if TYPE_CHECKING:
     from dovetail.account import Account
-    from dovetail.model import Model
+    from dovetail.model.model import Model
     from dovetail.views.summary import Limit
 
 
@@ -74,9 +74,9 @@ def show(
     `dtype` is that of weights and decode state: by default the dtype of the checkpoint's files, or bf16 without files.
     """
     from dovetail.account import account
-    from dovetail.files.spec import swap_losses
+    from dovetail.files.spec import listed, swap_losses
 
-    before = read_spec(spec)
+    before, set, swap = read_spec(spec), listed(set), listed(swap)
     name, changed, directory = before.after(set, swap)
     costs = account(changed, length, dtype or _stored(directory))
     limit = _limit(changed, directory)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, overload
 
 from dovetail.api.options import TEMPLATE, InDir, InPath, Steps
 from dovetail.api.result import Result
-from dovetail.core.errors import UsageError
-from dovetail.core.option import Option
+from dovetail.base.errors import UsageError
+from dovetail.base.option import Option
 from dovetail.views.blocks import View
 from dovetail.views.corpus import corpus_view
 from dovetail.views.progress import WorkProgress

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from dovetail.api.arguments import SpecLike, read_spec
 from dovetail.api.result import Result
-from dovetail.core.fold import declared
+from dovetail.spec.fold import declared
 from dovetail.views.blocks import View
 
 if TYPE_CHECKING:
     from dovetail.hf.peaked import Opinion
-    from dovetail.model import Model
+    from dovetail.model.model import Model
 from dovetail.api.options import OUT, Seed
-from dovetail.core.option import Option
+from dovetail.base.option import Option
 
 
 @dc.dataclass(frozen=True, repr=False)

@@ -16,7 +16,7 @@ from dovetail.api.arguments import Changes, SpecLike, silent
 from dovetail.api.options import ONLY, REPLACE_MODEL, SWAP, Count, InFile, Length, Seed, Steps
 from dovetail.api.run_file import accepts_run_file
 from dovetail.api.training_run import TrainingRun
-from dovetail.core.option import BatchSize, Option, checks_options
+from dovetail.base.option import BatchSize, Option, checks_options
 from dovetail.training.metrics import LogKind
 from dovetail.training.plan import (
     CHECKPOINT_MINUTES,

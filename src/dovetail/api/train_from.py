@@ -16,8 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dovetail.core.errors import FileError
-from dovetail.core.fold import declared
+from dovetail.base.errors import FileError
 from dovetail.decoding.generation import Vocabulary
 from dovetail.disk.model_files import QUANTIZATION_FILE, RUN_FILE, TOKENIZER_FILE
 from dovetail.disk.shape import data_sha256, file_sha256
@@ -25,7 +24,8 @@ from dovetail.disk.untrusted import Directory
 from dovetail.hf.files import class_names, read_vocabulary
 from dovetail.hf.load import opened, origin
 from dovetail.hf.write import files_beside
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.spec.fold import declared
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.checkpoint import CHECKPOINTS, Checkpoints, read_manifest
 from dovetail.training.export import check_checkpoint, checkpoint_pieces

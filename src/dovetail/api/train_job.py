@@ -16,16 +16,17 @@ from dovetail.api.arguments import silent
 from dovetail.api.models import load
 from dovetail.api.train_task import JobOptions, Task
 from dovetail.api.training_run import TrainingRun
-from dovetail.core.errors import install_command
-from dovetail.core.fold import parameters
-from dovetail.core.memory import check_memory
-from dovetail.core.part import plain
-from dovetail.core.termination import Interrupt, delaying
+from dovetail.base.errors import install_command
+from dovetail.base.memory import check_memory
+from dovetail.base.termination import Interrupt, delaying
 from dovetail.decoding.generation import Sampling, Vocabulary
 from dovetail.disk.model_files import PLOT_FILE, RUN_FILE, SAMPLES_FILE
 from dovetail.disk.untrusted import Directory
 from dovetail.files.spec import SPEC_FILE, to_yaml
 from dovetail.hf.files import read_vocabulary
+from dovetail.model.transformer import Transformer
+from dovetail.spec.fold import parameters
+from dovetail.spec.part import plain
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.loop import train as train_loop
 from dovetail.training.metrics import StepMetrics, faster_precision, logs_of, speed_of
@@ -44,7 +45,6 @@ from dovetail.training.settings import check_recorded, read_run, run_data
 from dovetail.training.source import Shape, Source, TokenizerKind
 from dovetail.training.step import DTYPES, computing_in
 from dovetail.training.task import generation_files, read_source
-from dovetail.transformer import Transformer
 from dovetail.views.curve import draw_losses
 from dovetail.views.progress import TrainingProgress
 from dovetail.weights.adapters.attach import Applied, attach, match

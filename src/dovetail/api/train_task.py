@@ -10,16 +10,16 @@ from typing import Any
 
 from dovetail.api.arguments import Changes, NamedSpec, SpecLike, read_spec
 from dovetail.api.train_from import Start
-from dovetail.core.errors import FileError, UsageError
-from dovetail.core.fold import Declared
-from dovetail.core.part import plain
-from dovetail.core.units import read_count
+from dovetail.base.errors import FileError, UsageError
+from dovetail.base.units import read_count
 from dovetail.data.tasks.task import read_synthetic_task
 from dovetail.disk.model_files import RUN_FILE, TOKENIZER_FILE
 from dovetail.disk.untrusted import PICKLES, Directory
 from dovetail.files.model_dir import must_be_free
 from dovetail.files.spec import SPEC_FILE
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.spec.fold import Declared
+from dovetail.spec.part import plain
 from dovetail.training.metrics import LogKind
 from dovetail.training.objective import SEQUENCES, Objective
 from dovetail.training.optim import weights_named

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dovetail.api.options import InDir, InFile, OutDir, Sets, Spec
-from dovetail.core.option import BatchSize, Option
+from dovetail.base.option import BatchSize, Option
 
 SPEC = Spec(
     "A preset's name, a .yaml file, or a run file: YAML with `spec` and any flag as keys, which flags here override; "

@@ -6,8 +6,8 @@ import dataclasses as dc
 from typing import Any
 
 from dovetail.api.result import Result
-from dovetail.core.fold import parameters
 from dovetail.planning.report import PlanReport, layout_data
+from dovetail.spec.fold import parameters
 from dovetail.views.blocks import View
 from dovetail.views.page import Page
 from dovetail.views.plan import plan_view

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.api.result import INTERRUPTED, Result
-from dovetail.core.fold import parameters
+from dovetail.spec.fold import parameters
 from dovetail.training.metrics import StepMetrics
 from dovetail.views.blocks import View
 from dovetail.views.runs import training_view
 
 if TYPE_CHECKING:
+    from dovetail.model.transformer import Transformer
     from dovetail.text.tokenizer import Tokenizer
-    from dovetail.transformer import Transformer
 
 LAST_STEPS = 50  # steps whose mean loss is reported: a single step's loss is noisy
 

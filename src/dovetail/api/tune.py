@@ -20,9 +20,9 @@ from dovetail.api.checks import check_reward
 from dovetail.api.options import ONLY, TEMPLATE, InDir, InFile, Length, NewTokens, OutDir, Seed, Steps
 from dovetail.api.train import train
 from dovetail.api.training_run import TrainingRun
-from dovetail.core.errors import UsageError, names_or_nearest
-from dovetail.core.option import BatchSize, Option
-from dovetail.core.option_group import OptionGroup, accepts_groups
+from dovetail.base.errors import UsageError, names_or_nearest
+from dovetail.base.option import BatchSize, Option
+from dovetail.base.option_group import OptionGroup, accepts_groups
 from dovetail.training.plan import (
     ADAPTER_RATE,
     ComputeOptions,

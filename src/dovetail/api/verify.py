@@ -30,10 +30,10 @@ from dovetail.api.arguments import silent
 from dovetail.api.options import InFile, RunDtype
 from dovetail.api.result import Event, Result, Watch, unwatched
 from dovetail.api.verify_prompt import PromptOptions
-from dovetail.core.dtypes import dtype_of
-from dovetail.core.limits import ANSWER_SECONDS
-from dovetail.core.option import Option
-from dovetail.core.option_group import accepts_groups
+from dovetail.base.dtypes import dtype_of
+from dovetail.base.limits import ANSWER_SECONDS
+from dovetail.base.option import Option
+from dovetail.base.option_group import accepts_groups
 from dovetail.views.blocks import View
 from dovetail.views.page import Page
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses as dc
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from dovetail.api.options import Seed
-from dovetail.core.limits import PROMPT_TOKENS
-from dovetail.core.option import Option
-from dovetail.core.option_group import OptionGroup
-
-if TYPE_CHECKING:
-    pass
+from dovetail.base.limits import PROMPT_TOKENS
+from dovetail.base.option import Option
+from dovetail.base.option_group import OptionGroup
 
 
 @dc.dataclass(frozen=True)

@@ -13,11 +13,11 @@ import sys
 from typing import NoReturn
 
 from dovetail import __version__
+from dovetail.base.errors import UsageError, did_you_mean, names_or_nearest
+from dovetail.base.termination import Terminated, end_children, watched
 from dovetail.cli.command import command_of
 from dovetail.cli.failure import close_stdout, guarded, report
 from dovetail.cli.verbs import VERBS as VERBS
-from dovetail.core.errors import UsageError, did_you_mean, names_or_nearest
-from dovetail.core.termination import Terminated, end_children, watched
 
 HELP = """usage: dovetail VERB …
 

@@ -1,6 +1,6 @@
 """`python -m dovetail.cli` is `dovetail`."""
 
-from dovetail.core.safe_path import leave_working_directory
+from dovetail.base.safe_path import leave_working_directory
 
 leave_working_directory()  # before any other import
 

@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from dovetail.base.errors import DovetailError, InputError
+from dovetail.base.limits import PROMPT_CHARACTERS
+from dovetail.base.option import Option
+from dovetail.base.termination import surviving_interrupts
 from dovetail.cli.command import Options, call
 from dovetail.cli.output import print_json, print_note, print_text, to_json
-from dovetail.core.errors import DovetailError, InputError
-from dovetail.core.limits import PROMPT_CHARACTERS
-from dovetail.core.option import Option
-from dovetail.core.termination import surviving_interrupts
 
 if TYPE_CHECKING:
     from dovetail.serving.chat import Chat

@@ -17,9 +17,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from dovetail.api.options import OutFile, Spec
+from dovetail.base.errors import UsageError
+from dovetail.base.option import Option, Parameter, declared, parameters
 from dovetail.cli.verbs import VERBS, Verb
-from dovetail.core.errors import UsageError
-from dovetail.core.option import Option, Parameter, declared, parameters
 from dovetail.disk.atomic import check_free
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Command:
         for name, option in self.options.items():
             _check(option.option, values.get(name), values.get("force", False))
         if values.get("load"):
-            from dovetail.core.extensions import load_parts
+            from dovetail.base.extensions import load_parts
 
             load_parts(values["load"])
         if self.verb.out:

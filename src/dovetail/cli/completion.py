@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated
 
-from dovetail.core.errors import UsageError, names_or_nearest
-from dovetail.core.option import Option
+from dovetail.base.errors import UsageError, names_or_nearest
+from dovetail.base.option import Option
 
 BASH = """_dovetail() {{
   local current="${{COMP_WORDS[COMP_CWORD]}}" words

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Annotated
 
 from dovetail import __version__
+from dovetail.base.installation import examined, text
+from dovetail.base.option import Option
 from dovetail.cli.command import Options
 from dovetail.cli.output import print_json, print_line
 from dovetail.cli.printing import print_result
-from dovetail.core.installation import examined, text
-from dovetail.core.option import Option
 
 Node = Annotated[Path | None, Option("Test this node, and the disk of this directory.", form="DIR")]
 

@@ -1,7 +1,7 @@
 """One line on stderr and one exit code for every exception that ends a verb.
 
     1          a law fails, or two implementations differ
-    2 3 4 5    usage, spec, data or file, diverged: errors that a user can cause and mend (core/errors.py)
+    2 3 4 5    usage, spec, data or file, diverged: errors that a user can cause and mend (base/errors.py)
     70         an internal error: a defect of Dovetail, as EX_SOFTWARE of sysexits.h
     130 143    ended by SIGINT or SIGTERM: 128 + the signal, as shells report it
 
@@ -21,8 +21,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from dovetail.core.errors import DovetailError, printable
-from dovetail.core.termination import Terminated
+from dovetail.base.errors import DovetailError, printable
+from dovetail.base.termination import Terminated
 
 DATA, INTERNAL = 4, 70  # exit codes
 DEBUG, SAFE_PATH = "DOVETAIL_DEBUG", "PYTHONSAFEPATH"

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from dovetail.base.option import Option
 from dovetail.cli.command import Options, call
 from dovetail.cli.output import print_json, print_note, print_text
-from dovetail.core.option import Option
 
 Json = Annotated[bool, Option("Print one JSON object on stdout at the end.")]
 

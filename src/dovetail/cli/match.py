@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Annotated
 
 from dovetail.api.match import Budget, match
+from dovetail.base.errors import UsageError
+from dovetail.base.option import Option
 from dovetail.cli.command import Options
 from dovetail.cli.printing import print_result
-from dovetail.core.errors import UsageError
-from dovetail.core.option import Option
 
 
 def run(

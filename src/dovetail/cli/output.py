@@ -12,7 +12,7 @@ import math
 import sys
 from typing import Any
 
-from dovetail.core.errors import LINES, PROSE, printable
+from dovetail.base.errors import LINES, PROSE, printable
 from dovetail.views.console import SafeConsole as SafeConsole
 
 LONGEST_ERROR = 4000  # characters

@@ -1,4 +1,4 @@
-"""Parse the arguments of a verb by argparse. The parser follows from the options of its functions (core/option.py).
+"""Parse the arguments of a verb by argparse. The parser follows from the options of its functions (base/option.py).
 
 argparse is asked only to split the line: readers and bounds are those of the options, so that a mistake is one line with the
 flag, the problem and the nearest flag.
@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
 
-from dovetail.core.errors import UsageError, names_or_nearest
-from dovetail.core.option import Parameter
-from dovetail.core.value import alternatives, type_problem, values_of
+from dovetail.base.errors import UsageError, names_or_nearest
+from dovetail.base.option import Parameter
+from dovetail.base.value import alternatives, type_problem, values_of
 
 WIDEST = 120  # columns of the help
 DIGITS = 40  # of a whole number

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from dovetail.base.errors import UsageError
+from dovetail.base.option import Option, declared
 from dovetail.cli.command import Options, call
 from dovetail.cli.printing import Printer
-from dovetail.core.errors import UsageError
-from dovetail.core.option import Option, declared
 
 
 def run(

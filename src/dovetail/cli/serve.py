@@ -16,10 +16,10 @@ import sys
 from collections.abc import Callable
 from typing import Annotated, Literal
 
+from dovetail.base.errors import UsageError
+from dovetail.base.option import Option, declared
 from dovetail.cli.command import Options
 from dovetail.cli.output import print_json, print_note
-from dovetail.core.errors import UsageError
-from dovetail.core.option import Option, declared
 
 Engine = Annotated[
     Literal["native", "vllm"],

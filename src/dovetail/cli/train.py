@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Annotated
 
 from dovetail.api.options import OutFile
+from dovetail.base.errors import UsageError
+from dovetail.base.option import Option, parameters
 from dovetail.cli.command import Options, call
 from dovetail.cli.printing import print_result
-from dovetail.core.errors import UsageError
-from dovetail.core.option import Option, parameters
 from dovetail.training.plan import Plan
 
 SHARED = ("learning_rate", "optimizer", "batch", "length", "seed", "set", "swap")  # options of training that the check has too

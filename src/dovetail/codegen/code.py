@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 
 WIDTH = 100  # columns of an emitted line
 STEP = 4  # columns of one level
@@ -77,7 +77,7 @@ def _flat(key: str, value: Any) -> str:
     return f"{key}={text}" if key else text
 
 
-def laid(before: str, call: Call, after: str, indent: int) -> str:
+def wrapped(before: str, call: Call, after: str, indent: int) -> str:
     """`before call after` within the width: on one line, or its arguments on a line of their own, or each on its own. The first
     line is not indented, since it replaces a placeholder of a template."""
     one = f"{before}{call.flat()}{after}"
@@ -93,18 +93,18 @@ def laid(before: str, call: Call, after: str, indent: int) -> str:
 
 def _row(key: str, value: Any, indent: int) -> str:
     if isinstance(value, Call):
-        return laid(f"{key}=" if key else "", value, ",", indent)
+        return wrapped(f"{key}=" if key else "", value, ",", indent)
     return f"{_flat(key, value)},"
 
 
 def signature(name: str, given: Iterable[str], gives: str = "", indent: int = STEP) -> str:
     """`def name(self, given…) -> gives:` within the width."""
     arguments = tuple(("", argument) for argument in ("self", *given))
-    return laid("def ", Call(name, arguments), f" -> {gives}:" if gives else ":", indent)
+    return wrapped("def ", Call(name, arguments), f" -> {gives}:" if gives else ":", indent)
 
 
-def fill(text: str, flags: Mapping[str, object] | None = None, **holes: Any) -> str:
-    """A template with its holes filled, and without the lines that are for flags that do not hold."""
+def fill(text: str, flags: Mapping[str, object] | None = None, **placeholders: Any) -> str:
+    """A template with its placeholders filled, and without the lines that are for flags that do not hold."""
     true = {name for name, value in (flags or {}).items() if value}
     kept: list[str] = []
     for line in text.strip("\n").split("\n"):
@@ -114,11 +114,11 @@ def fill(text: str, flags: Mapping[str, object] | None = None, **holes: Any) -> 
         elif _holds(mark["flags"].split(), true):
             kept.append(line[: mark.start()])
     source = "\n".join(kept)
-    if not holes:
+    if not placeholders:
         return source
     # the longest first, as one name may begin another; in one pass, so that a `$` inside a value stays a `$`
-    names = "|".join(re.escape(hole) for hole in sorted(holes, key=len, reverse=True))
-    values = {hole: value if isinstance(value, str) else literal(value) for hole, value in holes.items()}
+    names = "|".join(re.escape(placeholder) for placeholder in sorted(placeholders, key=len, reverse=True))
+    values = {placeholder: value if isinstance(value, str) else literal(value) for placeholder, value in placeholders.items()}
     return re.sub(rf"\$({names})", lambda match: values[match[1]], source)
 
 

@@ -13,16 +13,16 @@ from __future__ import annotations
 import re
 import textwrap
 
+from dovetail.base.errors import SpecError
 from dovetail.codegen import writer as _registered  # noqa: F401  every writer must be known before a spec is written
 from dovetail.codegen.code import WIDTH, File, fill, in_docstring
 from dovetail.codegen.observe import observed, unread
 from dovetail.codegen.registry import WRITERS, Context, ModelCode, known
-from dovetail.core.check import check
-from dovetail.core.errors import SpecError
-from dovetail.core.group import Init
-from dovetail.core.part import walk_spec
-from dovetail.core.scope import Scope
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.nn.groups import Init
+from dovetail.spec.check import check
+from dovetail.spec.part import walk_spec
+from dovetail.spec.scope import Scope
 
 HEADER = '''
 """$title in plain PyTorch, from top to bottom.
@@ -141,5 +141,5 @@ def _header(file: File, body: str, name: str) -> str:
     letters = "; ".join(f"{letter} {meaning}" for letter, meaning in file.letters.items())
     notes = [textwrap.fill(text, WIDTH) for text in (f"Shapes: {letters}.", *file.notes)]
     script = f"{re.sub(r'[^A-Za-z0-9]+', '_', name).strip('_') or 'model'}.py"  # a line to paste: plain letters alone
-    holes = {"title": in_docstring(name), "letters": notes[0], "script": script, "imports": "\n".join(imports)}
-    return fill(HEADER, {"notes": file.notes}, **holes, notes="\n".join(notes[1:])) + "\n\n\n"
+    placeholders = {"title": in_docstring(name), "letters": notes[0], "script": script, "imports": "\n".join(imports)}
+    return fill(HEADER, {"notes": file.notes}, **placeholders, notes="\n".join(notes[1:])) + "\n\n\n"

@@ -16,8 +16,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from dovetail.core.errors import SpecError
-from dovetail.core.part import Part, join
+from dovetail.base.errors import SpecError
+from dovetail.spec.part import Part, join
 
 
 class Record:

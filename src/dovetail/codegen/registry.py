@@ -27,11 +27,11 @@ import dataclasses as dc
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from dovetail.base.errors import SpecError
 from dovetail.codegen.code import Call, File
 from dovetail.codegen.observe import ignore
-from dovetail.core.errors import SpecError
-from dovetail.core.part import KINDS, Part, join
-from dovetail.core.scope import Scope
+from dovetail.spec.part import KINDS, Part, join
+from dovetail.spec.scope import Scope
 
 
 @dc.dataclass(frozen=True)
@@ -157,7 +157,7 @@ class WireCode:
     scale: Call | None = None  # stored as `wire`: a learned factor per channel
 
 
-# per step: branch -> its call, with a hole for what it reads
+# per step: branch -> its call, with a placeholder for what it reads
 Join = Callable[[Sequence[Mapping[str, str]]], WireCode]
 
 

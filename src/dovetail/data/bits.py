@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from dovetail.core.errors import InputError
+from dovetail.base.errors import InputError
 
 
 def bits_per_byte(nats: float, labels: int, tokens: int, bytes: int) -> float:

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.data.duplicates import drop_duplicates, is_unique, write_hashes
 from dovetail.data.executors import Executor
 from dovetail.data.manifest import HELD_OUT, MANIFEST_FILE, PLAN_FILE, TRAIN, Manifest, Split, TokenizerInfo

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from dovetail.core.errors import FileError
-from dovetail.core.limits import CHAT_MESSAGES, TEXT_BYTES
+from dovetail.base.errors import FileError
+from dovetail.base.limits import CHAT_MESSAGES, TEXT_BYTES
 from dovetail.data.rows import kind_of, objects_of, sha256_of, text_of
 from dovetail.disk.untrusted import read_regular
 from dovetail.text.chat import Message

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.data.blocks import OpenFiles, Read
 from dovetail.data.manifest import MANIFEST_FILE, TRAIN, Manifest
 from dovetail.data.shards import Shard, check_size, files_of

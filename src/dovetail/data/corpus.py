@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import FileError
-from dovetail.core.layout import TokenLayout
-from dovetail.core.limits import TEXT_BYTES
+from dovetail.base.errors import FileError
+from dovetail.base.limits import TEXT_BYTES
 from dovetail.disk.untrusted import read_regular
+from dovetail.nn.layout import TokenLayout
 
 JSON_LINES = 8  # lines that are parsed to recognize JSON Lines
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.core.limits import MB
+from dovetail.base.limits import MB
 from dovetail.disk.atomic import write_atomically
 
 ENTRY = np.dtype([("high", "<u8"), ("low", "<u8"), ("index", "<u8")])

@@ -22,7 +22,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
 from typing import Any
 
-from dovetail.core.errors import DovetailError, FileError, ResourceError, install_command
+from dovetail.base.errors import DovetailError, FileError, ResourceError, install_command
 
 
 class Executor(ABC):

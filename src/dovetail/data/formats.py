@@ -21,8 +21,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
-from dovetail.core.errors import DovetailError, FileError, UsageError, install_command, names_or_nearest
-from dovetail.core.limits import TEXT_BYTES
+from dovetail.base.errors import DovetailError, FileError, UsageError, install_command, names_or_nearest
+from dovetail.base.limits import TEXT_BYTES
 from dovetail.disk.untrusted import open_named
 
 BOM = b"\xef\xbb\xbf"

@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from dovetail.core.errors import FileError, UsageError
-from dovetail.core.layout import Known, TokenLayout
-from dovetail.core.loss import IGNORED
+from dovetail.base.errors import FileError, UsageError
 from dovetail.data.corpora import Tokens
 from dovetail.data.corpus import Batch
 from dovetail.data.stream import Stream, Window, window, windows_of
+from dovetail.nn.layout import Known, TokenLayout
+from dovetail.nn.loss import IGNORED
 
 # -- windows to a batch -----------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.data.shards import ShardInfo, dtype_for
 from dovetail.disk.atomic import write_atomically
 from dovetail.disk.shape import data_sha256

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dovetail.core.errors import FileError, UsageError
-from dovetail.core.limits import MB
+from dovetail.base.errors import FileError, UsageError
+from dovetail.base.limits import MB
 from dovetail.data.formats import FORMATS, Options, format_of
 from dovetail.disk.untrusted import exists, problem
 

@@ -26,8 +26,8 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.core.errors import FileError
-from dovetail.core.limits import ARRAY_BYTES, PROMPT_CHARACTERS, ROW_CLASSES, TEXT_BYTES
+from dovetail.base.errors import FileError
+from dovetail.base.limits import ARRAY_BYTES, PROMPT_CHARACTERS, ROW_CLASSES, TEXT_BYTES
 from dovetail.disk.untrusted import open_named, read_regular
 
 

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.data.blocks import BLOCK, CheckedFile, OpenFiles, block_crcs
 from dovetail.disk.atomic import writing
 

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.core.errors import FileError, UsageError
+from dovetail.base.errors import FileError, UsageError
 from dovetail.data.corpora import Tokens
 
 # -- the order of samples ---------------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dovetail.core.errors import FileError, UsageError
-from dovetail.core.limits import JSON_BYTES, TOKENIZER_BYTES
+from dovetail.base.errors import FileError, UsageError
+from dovetail.base.limits import JSON_BYTES, TOKENIZER_BYTES
 from dovetail.data.plan import BYTES
 from dovetail.disk.model_files import TOKENIZER_FILE
 from dovetail.disk.untrusted import Directory, exists, is_directory

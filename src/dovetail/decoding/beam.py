@@ -19,11 +19,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import SpecError
-from dovetail.core.finite import check_result
+from dovetail.base.errors import SpecError
 from dovetail.decoding.generation import check_generates, encode_source, pool_for, token_limit
 from dovetail.decoding.steps import Decoder
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
+from dovetail.nn.finite import check_result
 from dovetail.state.pool import Pool
 
 MOST = 64  # beams

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-from dovetail.core.errors import SpecError
-from dovetail.core.limits import MAX_NEW_TOKENS
+from dovetail.base.errors import SpecError
+from dovetail.base.limits import MAX_NEW_TOKENS
 from dovetail.decoding.beam import beam_search, check_beams
 from dovetail.decoding.eviction import Eviction
 from dovetail.decoding.generation import Vocabulary, check_generates, generate_pieces, prompt_ids
 from dovetail.decoding.sampling import GREEDY, Sampling
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
 from dovetail.state.quantized import CacheFormat
 from dovetail.text.grammar import Grammar, Grammars
 from dovetail.text.stream import TextStream

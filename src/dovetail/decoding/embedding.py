@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import InputError, SpecError
-from dovetail.core.fold import over_vocab, position_limit
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import evaluating
-from dovetail.model import Model, ModelModule
+from dovetail.base.errors import InputError, SpecError
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import evaluating
 from dovetail.ops.pooling import Pool, pool
+from dovetail.spec.fold import over_vocab, position_limit
 
 Pooling = Literal["mean", "last", "cls"]
 POOLS: dict[Pooling, Pool] = {"mean": "mean", "last": "last", "cls": "first"}

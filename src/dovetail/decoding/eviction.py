@@ -27,15 +27,15 @@ from typing import Any, Literal, TypeVar
 
 from torch import nn
 
-from dovetail.core.check import check
-from dovetail.core.errors import InputError, SpecError
-from dovetail.core.group import Mask, Mixer, Position
-from dovetail.core.module import Module, make
-from dovetail.core.part import KINDS, Part, join, walk
-from dovetail.core.scope import Scope
-from dovetail.core.softmax import SoftmaxMixer
-from dovetail.core.weight import State
-from dovetail.model import Model, ModelModule
+from dovetail.base.errors import InputError, SpecError
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.groups import Mask, Mixer, Position
+from dovetail.nn.module import Module, make
+from dovetail.nn.softmax import SoftmaxMixer
+from dovetail.spec.check import check
+from dovetail.spec.part import KINDS, Part, join, walk
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import State
 
 Policy = Literal["oldest", "attended", "sinks"]
 FIRST = 4  # tokens that `sinks` keeps; more change little (Xiao et al. 2023, table 2)
@@ -95,7 +95,7 @@ def evicting(model: M, eviction: Eviction) -> M:
 def evicting_spec(spec: Model, eviction: Eviction) -> Model:
     """Return the spec of a model with the masks and positions of a policy."""
     for path, part, scope in walk(spec):
-        if not scope.drafts and (why := part.excepts(scope).get("chunked")) is not None:
+        if not scope.drafts and (why := part.whole_prefill(scope)) is not None:
             raise SpecError(path, f"nothing can be evicted, since {why}", "leave out evict")
     wide = {path for path, _, _, state in _caches(spec) if not _fits(state, eviction)}
     layers = tuple(_held(block, f"layers.{i}", wide, eviction) for i, block in enumerate(spec.layers))

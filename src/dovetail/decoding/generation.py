@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx, Listener
-from dovetail.core.errors import InputError, SpecError
-from dovetail.core.finite import check_result
-from dovetail.core.fold import over_vocab, position_limit
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import evaluating
+from dovetail.base.errors import InputError, SpecError
 from dovetail.decoding.eviction import Eviction, evicting
 from dovetail.decoding.sampling import GREEDY, Sampling, masked, sample_tokens
 from dovetail.decoding.steps import WARM, Decoder
-from dovetail.model import Model, ModelModule
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.ctx import Ctx, Listener
+from dovetail.nn.finite import check_result
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import evaluating
+from dovetail.spec.fold import over_vocab, position_limit
 from dovetail.state.pool import Pool
 from dovetail.state.quantized import CacheFormat
 

@@ -22,9 +22,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dovetail.core.errors import SpecError
-from dovetail.core.limits import MAX_SEED
-from dovetail.core.random import draw, path_hash
+from dovetail.base.errors import SpecError
+from dovetail.base.limits import MAX_SEED
+from dovetail.nn.random import draw, path_hash
 
 STREAM = path_hash("sampling")
 TOP_P_CANDIDATES = 512  # tokens that mostly hold top_p of the probability: sorted first, before all are

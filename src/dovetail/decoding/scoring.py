@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import InputError
-from dovetail.core.fold import position_limit
-from dovetail.core.module import at_least_fp32, evaluating
+from dovetail.base.errors import InputError
 from dovetail.decoding.eviction import Eviction, evicting
 from dovetail.decoding.generation import PIECE, check_generates, pool_for, token_limit
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.module import at_least_fp32, evaluating
+from dovetail.spec.fold import position_limit
 
 Watch = Callable[[int, int], None]  # (tokens so far, tokens in all)
 

@@ -22,13 +22,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import InputError, SpecError
-from dovetail.core.fold import over_vocab, position_limit
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import evaluating
-from dovetail.core.scope import Scope
-from dovetail.model import Model, ModelModule
+from dovetail.base.errors import InputError, SpecError
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import evaluating
+from dovetail.spec.fold import over_vocab, position_limit
+from dovetail.spec.scope import Scope
 from dovetail.text.tokenizer import Tokenizer
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.disk.untrusted import problem
 
 NAME_BYTES = 150  # of the target's name in a temporary name: file systems allow 255 in all

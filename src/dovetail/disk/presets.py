@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from importlib import resources
 
-from dovetail.core.errors import FileError, names_or_nearest
+from dovetail.base.errors import FileError, names_or_nearest
 
 FOLDER, SUFFIX = "dovetail.zoo", ".yaml"
 

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.disk.atomic import sync, temporary_path, temporary_paths, try_lock, try_locked
 
 LEFTOVER_AGE = 3600.0  # seconds after which an unlocked temporary directory is deleted even if a process has its writer's id

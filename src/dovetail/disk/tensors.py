@@ -27,8 +27,8 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import FileError
-from dovetail.core.limits import JSON_BYTES
+from dovetail.base.errors import FileError
+from dovetail.base.limits import JSON_BYTES
 from dovetail.disk.untrusted import open_regular, parse_object, pickle_refusal
 
 DTYPES = {

@@ -21,8 +21,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from dovetail.core.errors import FileError
-from dovetail.core.limits import JSON_BYTES, JSON_DEPTH, JSON_ITEMS, JSON_NUMBER
+from dovetail.base.errors import FileError
+from dovetail.base.limits import JSON_BYTES, JSON_DEPTH, JSON_ITEMS, JSON_NUMBER
 from dovetail.disk.presets import preset_names
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")

@@ -20,8 +20,8 @@ from typing import Any, NoReturn
 
 import yaml
 
-from dovetail.core.errors import SpecError
-from dovetail.core.limits import SPEC_BYTES, SPEC_DEPTH, SPEC_DIGITS, SPEC_ITEMS
+from dovetail.base.errors import SpecError
+from dovetail.base.limits import SPEC_BYTES, SPEC_DEPTH, SPEC_DIGITS, SPEC_ITEMS
 from dovetail.disk.untrusted import read_regular
 
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where it is installed: the same events, much faster

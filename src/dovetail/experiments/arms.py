@@ -18,14 +18,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dovetail.account import Account
-from dovetail.core.check import check
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import parameters
-from dovetail.experiments.design import BASE, MATCHES, ArmDesign, LabDesign
+from dovetail.base.errors import SpecError
+from dovetail.experiments.design import BASE, MATCHES, PROBED, ArmDesign, LabDesign
 from dovetail.experiments.ladder import Rung, rungs
 from dovetail.files.spec import changed
 from dovetail.hf.load import find_spec
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.spec.check import check
+from dovetail.spec.fold import parameters
+from dovetail.training.task import objective_kind, reads_of
 from dovetail.weights.surgery import diff
 from dovetail.weights.surgery.budget import BUDGETS, TOLERANCE, match_budget
 from dovetail.weights.surgery.groups import field_groups
@@ -98,6 +99,7 @@ def _arms(design: LabDesign, rung: Rung) -> Iterator[Arm]:
             check(spec)
         except SpecError as error:
             raise SpecError(f"arms.{arm.name}: {error.path}", error.problem, error.remedy) from None
+        _same_objective(design, arm, (specs[arm.on], settings[arm.on]), (spec, {**settings[arm.on], **arm.train}))
         if design.match is not None:
             spec, solved = matched(arm, base, spec, design.match, length)
         equal[arm.name], settings[arm.name] = spec, {**settings[arm.on], **arm.train}
@@ -107,6 +109,17 @@ def _arms(design: LabDesign, rung: Rung) -> Iterator[Arm]:
         names = arm.name + suffix, arm.on + suffix
         every = (*changes, *trained)
         yield Arm(*names, spec, settings[arm.name], costs(spec, length), every, solved, group=arm.name, **run)
+
+
+def _same_objective(design: LabDesign, arm: ArmDesign, *sides: tuple[Model, Mapping[str, Any]]) -> None:
+    """Raise SpecError where an arm learns another task than the one it is compared with, and the metric is of that task."""
+    if design.outside is not None or design.metric in PROBED:
+        return
+    there, here = (objective_kind(spec, reads_of(design.data), train.get("objective")) for spec, train in sides)
+    if here is not there:
+        problem = f"is trained by {here.name} and {arm.on} by {there.name}, whose {design.metric} is of another task"
+        remedy = "give both the same masks (a window alone is not causal), or one `train: {objective: …}`"
+        raise SpecError(f"arms.{arm.name}", problem, remedy)
 
 
 def training_length(design: LabDesign) -> int:

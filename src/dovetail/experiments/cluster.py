@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from dovetail.core.errors import DovetailError
+from dovetail.base.errors import DovetailError
 from dovetail.data.executors import RETRIES, connect_to_cluster, ray_module
 from dovetail.experiments.pool import RunPool, WorkerEnded
 from dovetail.experiments.worker import train_function, train_one

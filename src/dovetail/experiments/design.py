@@ -28,13 +28,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dovetail.core.errors import FileError, names_or_nearest
-from dovetail.core.part import plain
-from dovetail.core.units import read_count
+from dovetail.base.errors import FileError, names_or_nearest
+from dovetail.base.units import read_count
 from dovetail.disk.yaml import parse_yaml, read_text
 from dovetail.experiments.ladder import BUDGETS, Ladder
 from dovetail.experiments.long_context import read_context
 from dovetail.experiments.outside_metric import OutsideMetric
+from dovetail.spec.part import plain
 
 BASE = "base"
 MATCHES = {"params": "params", "flops": "flops", "decode_state": "kv"}  # name in lab.yaml -> budget of `match`

@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.disk.atomic import try_locked
 from dovetail.experiments.arms import Arm, build_arms
 from dovetail.experiments.cluster import ClusterPool

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dovetail.core.errors import FileError
-from dovetail.core.part import plain
+from dovetail.base.errors import FileError
 from dovetail.data.manifest import MANIFEST_FILE
 from dovetail.data.tasks.task import read_synthetic_task
 from dovetail.disk.shape import data_sha256, file_sha256
@@ -21,6 +20,7 @@ from dovetail.experiments.design import LabDesign
 from dovetail.experiments.long_context import PROBE
 from dovetail.experiments.outside_metric import ARGUMENT
 from dovetail.experiments.results import versions
+from dovetail.spec.part import plain
 from dovetail.training.settings import FREE
 
 RUNS = "runs"
@@ -80,4 +80,4 @@ def find_run(runs: Path, wanted: RunRequest) -> Path:
     """The directory of a run: one that has its hash, else a new one."""
     ends = f"-{wanted.key}", f"-{wanted.key}.json"
     found = (path for path in sorted(runs.iterdir()) if path.name.endswith(ends) and not path.name.startswith("."))
-    return next((path.with_suffix("") for path in found), runs / wanted.name)
+    return next((path.with_name(path.name.removesuffix(".json")) for path in found), runs / wanted.name)  # 1.5M has a dot

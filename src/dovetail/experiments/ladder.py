@@ -13,10 +13,10 @@ from __future__ import annotations
 import dataclasses as dc
 from collections.abc import Iterator, Mapping
 
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import parameters
+from dovetail.base.errors import SpecError
 from dovetail.experiments.scaling import FLOPS_PER_PARAMETER
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.spec.fold import parameters
 from dovetail.weights.surgery.resize import widened
 
 BUDGETS = ("tokens", "tokens_per_parameter", "flops")

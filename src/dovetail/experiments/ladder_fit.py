@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dovetail.core.errors import DovetailError
+from dovetail.base.errors import DovetailError
 from dovetail.experiments.arms import Arm
 from dovetail.experiments.ladder import Ladder
 from dovetail.experiments.results import TrainedRun

@@ -26,17 +26,17 @@ import torch
 from torch import Tensor
 
 from dovetail.account import Account, format_value, longest_length
-from dovetail.core.errors import UsageError
-from dovetail.core.loss import IGNORED
-from dovetail.core.value import type_problem
+from dovetail.base.errors import UsageError
+from dovetail.base.value import type_problem
 from dovetail.data.tasks.context import AtDepth
 from dovetail.data.tasks.task import SyntheticTask, read_synthetic_task
 from dovetail.decoding.generation import PIECE
 from dovetail.decoding.scoring import probable_tokens, token_losses
 from dovetail.disk.shape import data_sha256
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.model.transformer import Transformer
+from dovetail.nn.loss import IGNORED
 from dovetail.training.source import corpus_for
-from dovetail.transformer import Transformer
 
 TASKS = ("needle", "multi_key", "multi_hop", "variable_tracking", "aggregation", "far_copy")
 LENGTHS = (64, 128, 256, 512, 1024)

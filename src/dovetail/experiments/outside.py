@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional as F
 
-from dovetail.core.errors import FileError, InputError, install_command
-from dovetail.core.module import at_least_fp32, evaluating
+from dovetail.base.errors import FileError, InputError, install_command
 from dovetail.decoding.generation import check_generates, generate_tokens, token_limit
+from dovetail.model.transformer import Transformer
+from dovetail.nn.module import at_least_fp32, evaluating
 from dovetail.text.tokenizer import Tokenizer
-from dovetail.transformer import Transformer
 
 BATCH, LENGTH, NEW_TOKENS = 16, 2048, 256  # defaults; the last two are those of lm-eval
 OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.disk.shape import data_sha256, file_sha256
 from dovetail.experiments.confidence import PairedInterval, interval
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from dovetail.core.errors import DovetailError
+from dovetail.base.errors import DovetailError
 
 TRIES = 3  # of a run whose process ends
 ENDS = 5.0  # seconds that a process has to end by itself

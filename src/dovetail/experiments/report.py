@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dovetail.core.part import Part
 from dovetail.experiments.arms import Arm
 from dovetail.experiments.confidence import PairedInterval
 from dovetail.experiments.design import LabDesign
@@ -20,6 +19,7 @@ from dovetail.experiments.ladder_fit import ArmScaling, arm_scaling
 from dovetail.experiments.outside_metric import over_items
 from dovetail.experiments.results import TrainedRun, sources_digest, versions
 from dovetail.experiments.verdict import ArmVerdict
+from dovetail.spec.part import Part
 from dovetail.training.record import read_initial
 
 

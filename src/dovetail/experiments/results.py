@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.disk.shape import check_shape
 from dovetail.disk.untrusted import parse_object, read_regular
 

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dovetail.core.errors import DovetailError, FileError, install_command
-from dovetail.core.fold import parameters
+from dovetail.base.errors import DovetailError, FileError, install_command
 from dovetail.disk.untrusted import read_regular
 from dovetail.experiments.results import TUNING_SEED
+from dovetail.spec.fold import parameters
 from dovetail.training.record import find_runs, read_record
 
 DELTA = 1e-3  # of the Huber loss, on logarithms

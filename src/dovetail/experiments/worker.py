@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dovetail.core.errors import Diverged, DovetailError
+from dovetail.base.errors import Diverged, DovetailError
 from dovetail.disk.atomic import write_atomically
 from dovetail.experiments.long_context import PROBE, measure_context, read_context
 from dovetail.experiments.outside_metric import ARGUMENT, OutsideMetric, outside_report

@@ -9,7 +9,7 @@ import dataclasses as dc
 import re
 from pathlib import Path
 
-from dovetail.core.errors import FileError, UsageError, names_or_nearest
+from dovetail.base.errors import FileError, UsageError, names_or_nearest
 from dovetail.disk.yaml import parse_yaml
 
 PACKAGE = Path(__file__).parents[1]

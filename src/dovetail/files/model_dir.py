@@ -23,15 +23,15 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from dovetail.core.declared_tensors import check_plain, stored
-from dovetail.core.errors import FileError
-from dovetail.core.finite import nonfinite
+from dovetail.base.errors import FileError
 from dovetail.disk.atomic import delete_leftovers
 from dovetail.disk.model_files import INDEX_FILE, MODEL_FILES, QUANTIZATION_FILE, SPEC_FILE, WEIGHTS_FILE, foreign, listed
 from dovetail.disk.replace import replacing
 from dovetail.disk.tensors import write_tensors
 from dovetail.files.spec import to_yaml
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.nn.declared_tensors import check_plain, stored
+from dovetail.nn.finite import nonfinite
 from dovetail.weights.quantization.leaf import SAVED
 from dovetail.weights.quantization.recipe import recipe_of, recipe_yaml
 

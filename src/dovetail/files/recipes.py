@@ -6,7 +6,7 @@ import ast
 import dataclasses as dc
 from pathlib import Path
 
-from dovetail.core.errors import FileError, names_or_nearest
+from dovetail.base.errors import FileError, names_or_nearest
 
 PACKAGE = Path(__file__).parents[1]
 

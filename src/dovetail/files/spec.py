@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import parts as _registered  # noqa: F401  registers every kind
-from dovetail.core.errors import FileError, SpecError
-from dovetail.core.part import from_data, plain
+from dovetail.base.errors import FileError, SpecError
 from dovetail.disk.model_files import SPEC_FILE
 from dovetail.disk.presets import find_preset, preset_names
 from dovetail.disk.untrusted import exists, is_directory
 from dovetail.disk.yaml import dump_yaml, parse_yaml, read_text
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.spec.part import from_data, plain
 
 
 def to_yaml(spec: Model) -> str:
@@ -70,6 +70,11 @@ def swap_losses(spec: Model, swaps: Changes) -> list[str]:
             lines[str(lost._replace(path=path, value=plain(lost.value)))] = None
         spec = spec.swap(where, value)
     return list(lines)
+
+
+def listed(changes: Changes) -> Changes:
+    """Return changes that can be read more than once: those of an iterator as a tuple."""
+    return changes if isinstance(changes, str | Mapping) else tuple(changes)
 
 
 def assignments(changes: Changes, flag: str) -> Iterator[tuple[str, Any]]:

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dovetail.core.errors import FileError
-from dovetail.core.limits import CONFIG_BYTES
+from dovetail.base.errors import FileError
+from dovetail.base.limits import CONFIG_BYTES
 from dovetail.decoding.generation import check_generates
 from dovetail.disk.model_files import ADAPTER_FILE, INDEX_FILE, PEFT_CONFIG, PEFT_WEIGHTS, WEIGHTS_FILE
 from dovetail.disk.untrusted import Directory
 from dovetail.hf.load import origin
 from dovetail.hf.peft import read_peft
 from dovetail.hf.write import imported_config
-from dovetail.model import Model, ModelModule
+from dovetail.model.model import Model, ModelModule
 from dovetail.text.tokenizer import check_tokenizer
 from dovetail.weights.adapters.attach import Applied
 from dovetail.weights.adapters.storage import Stored, base_of, put, read_description, read_stored

@@ -15,15 +15,15 @@ from __future__ import annotations
 import dataclasses as dc
 from collections.abc import Iterator
 
-from dovetail.core.errors import SpecError
-from dovetail.core.part import KINDS
+from dovetail.base.errors import SpecError
 from dovetail.hf.config import OF_A_KIND, base_spec, settings_of, with_depth
 from dovetail.hf.dialect import DIALECTS
 from dovetail.hf.field import ABSENT, Config, Copy, value_at
 from dovetail.hf.hf import attempt, from_hf
 from dovetail.hf.table import Dialect, Form
 from dovetail.hf.tensors import moves
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.spec.part import KINDS
 
 DEPTH, ENCODER_DEPTH = 3, 2
 

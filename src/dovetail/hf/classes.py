@@ -17,14 +17,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dovetail.core.errors import FileError, SpecError
-from dovetail.core.limits import CARRIED_BYTES, CONFIG_CLASSES
+from dovetail.base.errors import FileError, SpecError
+from dovetail.base.limits import CARRIED_BYTES, CONFIG_CLASSES
 from dovetail.disk.model_files import CLASSES_FILE
 from dovetail.disk.shape import check_shape
 from dovetail.disk.untrusted import Directory
 from dovetail.hf.field import Config, Copy, Field, Settings, value_at
 from dovetail.hf.table import Form, Row
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 
 def classified(family: str, task: str, under: str, head: Any, tensors: tuple[Row, ...], fields: tuple[Field, ...]) -> Form:

@@ -19,13 +19,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dovetail import parts as _registered  # noqa: F401  every kind must be registered before a config is read
-from dovetail.core.errors import SpecError
-from dovetail.core.limits import CONFIG_LAYERS
-from dovetail.core.part import KINDS, from_data
-from dovetail.core.swap import fit
+from dovetail.base.errors import SpecError
+from dovetail.base.limits import CONFIG_LAYERS
 from dovetail.hf.field import ABSENT, Config, Field, value_at
 from dovetail.hf.table import Dialect, Form
-from dovetail.model import Block, Model
+from dovetail.model.model import Model
+from dovetail.model.swap import fit
+from dovetail.nn.block import Block
+from dovetail.spec.part import KINDS, from_data
 
 AROUND, PLACED, EVERY, ONE, OF_A_KIND = range(5)
 

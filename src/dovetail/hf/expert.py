@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.hf.field import ABSENT, Config, Copy, Field, Settings, depth_of, integer, is_kind, value_at
 from dovetail.hf.table import Row
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 WEIGHT, DEFAULT_WEIGHT = "router_aux_loss_coef", 0.001
 GATE_UP, DOWN = "gate_up_proj", "down_proj"  # the parameters of all experts in a module of transformers

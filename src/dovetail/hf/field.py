@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dovetail.core.errors import SpecError
-from dovetail.core.limits import CONFIG_LAYERS
-from dovetail.core.part import KINDS, Part
-from dovetail.model import Model
+from dovetail.base.errors import SpecError
+from dovetail.base.limits import CONFIG_LAYERS
+from dovetail.model.model import Model
+from dovetail.spec.part import KINDS, Part
 
 Config = Mapping[str, Any]
 Settings = dict[str, Any]  # path pattern of our spec -> plain data
@@ -100,6 +100,15 @@ class Copy(Field):
     def from_hf(self, config: Config) -> Settings:
         value = config.get(self.names[0])
         return {} if value is None else dict.fromkeys(self.paths, value)
+
+
+# sizes that most families call by these names
+SIZES = (
+    Copy("vocab_size", "vocab"),
+    Copy("hidden_size", "width"),
+    Copy("intermediate_size", "layers.*.ffn.hidden"),
+    Copy("num_attention_heads", "layers.*.mixer.heads"),
+)
 
 
 class Nullable(Copy):

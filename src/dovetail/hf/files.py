@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dovetail.core.errors import FileError
-from dovetail.core.limits import CONFIG_BYTES
+from dovetail.base.errors import FileError
+from dovetail.base.limits import CONFIG_BYTES
 from dovetail.decoding.generation import Vocabulary
 from dovetail.disk.model_files import CONFIG_FILE, GENERATION_FILE, INDEX_FILE, KEPT_CONFIG, TOKENIZER_FILE, WEIGHTS_FILE
 from dovetail.disk.untrusted import Directory

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.hf.field import ACTIVATIONS, Choice, Config, Field, Settings, is_kind, value_at
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 RATIO, GATED = "mlp_ratio", "use_swiglu_ffn"
 

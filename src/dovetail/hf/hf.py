@@ -16,9 +16,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from dovetail import parts as _registered  # noqa: F401  every kind must be known before a config is read
-from dovetail.core.check import check
-from dovetail.core.errors import FileError, SpecError
-from dovetail.core.part import Part
+from dovetail.base.errors import FileError, SpecError
 from dovetail.hf import tensors
 from dovetail.hf.config import base_spec, read_config, with_depth
 from dovetail.hf.dialect import DIALECTS
@@ -26,7 +24,9 @@ from dovetail.hf.field import Config
 from dovetail.hf.resolved import differences, explicit, untrained
 from dovetail.hf.rotary import DEFAULT_LENGTH, LENGTH
 from dovetail.hf.table import UNUSED, Dialect, Form
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.spec.check import check
+from dovetail.spec.part import Part
 
 
 class Ported(NamedTuple):
@@ -143,14 +143,6 @@ def form_of(config: Config, dialect: Dialect) -> Form:
         reasons = [why for name, why in dialect.refused.items() if listed == [name]]
         raise SpecError("config.architectures", f"{listed!r} is unsupported", *(reasons or [f"supported: {', '.join(names)}"]))
     return dialect.forms[names.index(listed[0])]
-
-
-def expressible(spec: Model) -> str | None:
-    """The name of the first dialect that can express this spec; None if there is none."""
-    try:
-        return to_hf(spec).dialect
-    except SpecError:
-        return None
 
 
 def _chosen(name: str | None) -> list[Dialect]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.hf.convert import Conversion, PatchKernel, Unsqueeze
 from dovetail.hf.field import Config, Field, Settings, value_at
 from dovetail.hf.table import Row, rows
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 
 class Image(Field):

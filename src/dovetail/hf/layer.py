@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dovetail.core.errors import SpecError
-from dovetail.core.group import Mask
-from dovetail.core.limits import CONFIG_LAYERS
-from dovetail.core.part import from_data
+from dovetail.base.errors import SpecError
+from dovetail.base.limits import CONFIG_LAYERS
 from dovetail.hf.field import ABSENT, Config, Field, Settings, integer, value_at
 from dovetail.hf.rotary import LENGTH, Rotary
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.nn.groups import Mask
+from dovetail.spec.part import from_data
 
 LAYER_TYPES, WINDOW = "layer_types", "sliding_window"
 LOCAL, LOCAL_PERIOD = "local_attention", "global_attn_every_n_layers"

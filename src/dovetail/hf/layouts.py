@@ -29,20 +29,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import SpecError, UsageError, names_or_nearest
-from dovetail.core.fold import declared
+from dovetail.base.errors import SpecError, UsageError, names_or_nearest
 from dovetail.files.model_dir import Piece
 from dovetail.hf.convert import IDENTITY
 from dovetail.hf.packed import AWQ_ORDER, pack_words
 from dovetail.hf.tensors import Move
-from dovetail.model import Model
+from dovetail.model.model import Model
 from dovetail.ops.formats.format import CODES, SCALE, Format, Grid
 from dovetail.ops.formats.kinds import FP8, Int4, Int8
-from dovetail.weights.quantization.leaf import QuantizedLinear
+from dovetail.spec.fold import declared
+from dovetail.weights.quantization.leaf import QuantizedLeaf
 
 DYNAMIC_INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
-Write = Callable[[str, QuantizedLinear], dict[str, Tensor]]
-Leaves = Mapping[str, QuantizedLinear]
+Write = Callable[[str, QuantizedLeaf], dict[str, Tensor]]
+Leaves = Mapping[str, QuantizedLeaf]
 
 
 def quantization_config(spec: Model, moves: Sequence[Move], leaves: Leaves) -> dict[str, Any]:
@@ -119,16 +119,16 @@ def packed_pieces(moves: Sequence[Move], pieces: Sequence[Piece], leaves: Leaves
     return made
 
 
-def _piece(stem: str, path: str, leaf: QuantizedLinear, write: Write) -> Piece:
+def _piece(stem: str, path: str, leaf: QuantizedLeaf, write: Write) -> Piece:
     def make() -> dict[str, Tensor]:
         return {stem + name: tensor for name, tensor in write(path, leaf).items()}
 
     return Piece({name: tensor.to("meta") for name, tensor in make().items()}, make)
 
 
-def compressed_tensors(path: str, leaf: QuantizedLinear) -> dict[str, Tensor]:
+def compressed_tensors(path: str, leaf: QuantizedLeaf) -> dict[str, Tensor]:
     """The tensors of one leaf, by their names."""
-    tensors, format, inp = leaf.stored(), leaf.format, leaf.in_features
+    tensors, format, inp = leaf.stored(), leaf.format, leaf.shape[-1]
     scale = tensors[SCALE].to(leaf.dtype)
     if isinstance(format, FP8):
         return {"weight": tensors[CODES], "weight_scale": scale if format.per == "channel" else scale.reshape(1)}
@@ -183,7 +183,7 @@ def awq_config(spec: Model, moves: Sequence[Move], leaves: Leaves) -> dict[str, 
     }
 
 
-def gptq_tensors(path: str, leaf: QuantizedLinear) -> dict[str, Tensor]:
+def gptq_tensors(path: str, leaf: QuantizedLeaf) -> dict[str, Tensor]:
     """The tensors of one leaf, by their names."""
     codes, zero, scale = _parts(path, leaf, "gptq")
     assert isinstance(leaf.format, Int4)
@@ -192,11 +192,11 @@ def gptq_tensors(path: str, leaf: QuantizedLinear) -> dict[str, Tensor]:
         "qweight": pack_words(codes, 4).T.contiguous(),
         "qzeros": pack_words(stored.T, 4),
         "scales": scale.T.contiguous(),
-        "g_idx": (torch.arange(leaf.in_features) // leaf.format.group).int(),
+        "g_idx": (torch.arange(leaf.shape[-1]) // leaf.format.group).int(),
     }
 
 
-def awq_tensors(path: str, leaf: QuantizedLinear) -> dict[str, Tensor]:
+def awq_tensors(path: str, leaf: QuantizedLeaf) -> dict[str, Tensor]:
     """The tensors of one leaf, by their names."""
     codes, zero, scale = _parts(path, leaf, "awq")
     order = torch.tensor(AWQ_ORDER).argsort()  # which of eight outputs each nibble holds
@@ -207,9 +207,9 @@ def awq_tensors(path: str, leaf: QuantizedLinear) -> dict[str, Tensor]:
     return {"qweight": packed(codes), "qzeros": packed(zero), "scales": scale.T.contiguous()}
 
 
-def _parts(path: str, leaf: QuantizedLinear, layout: str) -> tuple[Tensor, Tensor, Tensor]:
+def _parts(path: str, leaf: QuantizedLeaf, layout: str) -> tuple[Tensor, Tensor, Tensor]:
     """Codes (out, inp), zero points and scales (out, groups) of a leaf."""
-    for name, size in (("outputs", leaf.out_features), ("inputs", leaf.in_features)):
+    for name, size in (("outputs", leaf.shape[-2]), ("inputs", leaf.shape[-1])):
         if size % EACH:
             what = f"its {size} {name} are not a multiple of {EACH}, of which {layout} packs a word"
             raise SpecError(path, what, "leave it out of the quantization (--skip), or use --layout compressed-tensors")
@@ -219,14 +219,14 @@ def _parts(path: str, leaf: QuantizedLinear, layout: str) -> tuple[Tensor, Tenso
     if not torch.equal(scale.float(), tensors[SCALE].float()):
         raise SpecError(path, f"has scales that {leaf.dtype} does not hold exactly", "export a bfloat16 or float32 model")
     zero = torch.full(scale.shape, MIDDLE, dtype=torch.int64) if grid.zero is None else grid.zero.to(torch.int64)
-    return leaf.format.codes(tensors, leaf.in_features), zero, scale
+    return leaf.format.codes(tensors, leaf.shape[-1]), zero, scale
 
 
 class Layout(NamedTuple):
     """How a library holds weights of fewer bits; both functions raise SpecError with the path of what it cannot hold."""
 
     config: Callable[[Model, Sequence[Move], Leaves], dict[str, Any]]  # the quantization_config
-    tensors: Callable[[str, QuantizedLinear], dict[str, Tensor]]  # of the leaf at a path, by their names behind its stem
+    tensors: Callable[[str, QuantizedLeaf], dict[str, Tensor]]  # of the leaf at a path, by their names behind its stem
 
 
 DEFAULT = "compressed-tensors"

@@ -24,12 +24,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dovetail.construction import on_meta, set_constants, tie
-from dovetail.core.check import check
-from dovetail.core.errors import FileError, SpecError
-from dovetail.core.fold import declared
-from dovetail.core.limits import CONFIG_BYTES, CONSTANT_VALUES, SPEC_BYTES
-from dovetail.core.module import holder
+from dovetail.base.errors import FileError, SpecError
+from dovetail.base.limits import CONFIG_BYTES, CONSTANT_VALUES, SPEC_BYTES
 from dovetail.disk.model_files import (
     ADAPTER_FILE,
     CONFIG_FILE,
@@ -50,9 +46,14 @@ from dovetail.hf.own_config import is_own, spec_of
 from dovetail.hf.quantized import split_quantization
 from dovetail.hf.resolved import differences, explicit, untrained
 from dovetail.hf.tensors import Dropped, ImportPlan, count_ahead, warn_dropped
-from dovetail.model import Model
-from dovetail.transformer import Transformer
-from dovetail.weights.quantization.leaf import QuantizedLinear
+from dovetail.model.construction import on_meta, set_constants, tie
+from dovetail.model.model import Model
+from dovetail.model.transformer import Transformer
+from dovetail.nn.linear import Linear
+from dovetail.nn.module import holder
+from dovetail.spec.check import check
+from dovetail.spec.fold import declared
+from dovetail.weights.quantization.leaf import QuantizedStorage
 from dovetail.weights.quantization.recipe import Recipe, candidates, open_leaves, quantized_leaves, read_recipe, stored_layout
 
 NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # what a weight may be in
@@ -103,7 +104,7 @@ def load_reporting(directory: str | Path, *, watch: Watch | None = None) -> Load
         open_leaves(model, files.spec, files.recipe)
         dtype = _put(model, files.spec, files.tensors)
         for _, leaf in quantized_leaves(model):
-            leaf.dtype = dtype
+            leaf.storage.dtype = dtype
     set_constants(model, files.spec, dtype, "cpu")
     tie(model, files.spec)
     return Loaded(model, files.dropped)
@@ -351,8 +352,8 @@ def _put(model: nn.Module, spec: Model, tensors: Iterator[tuple[str, Tensor]]) -
     found: set[torch.dtype] = set()
     for path, tensor in tensors:
         module, leaf = holder(model, path)
-        if isinstance(module, QuantizedLinear) and leaf != "bias":
-            module.put(leaf, tensor)
+        if isinstance(module, Linear) and isinstance(module.storage, QuantizedStorage) and leaf != "bias":
+            module.storage.put(module, leaf, tensor)
         elif path in buffers:
             module.register_buffer(leaf, tensor)
         else:

@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from dovetail.construction import set_constants
-from dovetail.core.module import tensor_at
 from dovetail.hf.load import Watch, opened
 from dovetail.hf.tensors import warn_dropped
+from dovetail.model.construction import set_constants
+from dovetail.model.transformer import Transformer
+from dovetail.nn.module import tensor_at
 from dovetail.parallel.construction import allocate, local, shard_on_meta
-from dovetail.transformer import Transformer
 
 
 def load_sharded(

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from math import log, sqrt
 from typing import Any
 
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.hf.convert import CONCAT
 from dovetail.hf.field import ABSENT, Config, Copy, Field, Implied, Nullable, Settings, Switch, integer, value_at
 from dovetail.hf.rotary import Rotary
 from dovetail.hf.table import Row
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 MIXER = "layers.*.mixer"
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from dovetail.core.errors import FileError
-from dovetail.core.fold import declared, position_limit, states
+from dovetail.base.errors import FileError
 from dovetail.disk.model_files import CONFIG_FILE, KEPT_CONFIG
 from dovetail.files.model_dir import Piece, spec_and, write_directory
 from dovetail.files.spec import from_mapping
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.spec.fold import declared, position_limit, states
 
 MODEL_TYPE, SPEC = "dovetail", "spec"
 ATTENTION, HYBRID = "DovetailForCausalLM", "DovetailHybridForCausalLM"  # engines decide by the name which caches a model has

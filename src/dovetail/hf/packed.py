@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import FileError, SpecError
+from dovetail.base.errors import FileError, SpecError
 
 Read = Callable[[str], Tensor]
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where output i of eight lies among the eight nibbles

@@ -19,14 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.construction import build, generator
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import DovetailError
-from dovetail.core.fold import declared, over_vocab
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import tensor_at
+from dovetail.base.errors import DovetailError
 from dovetail.hf.tensors import ties_of
-from dovetail.model import Model, ModelModule
+from dovetail.model.construction import build, generator
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import tensor_at
+from dovetail.spec.fold import declared, over_vocab
 
 BATCH, LENGTH, EVERY, MOST_STEPS = 12, 20, 20, 800
 # rows and tokens, and the margin over the largest difference between bfloat16 and float32 (below 2 a token may flip): a few

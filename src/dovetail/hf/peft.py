@@ -17,16 +17,16 @@ from typing import Any
 
 from torch import Tensor
 
-from dovetail.core.errors import FileError, SpecError
-from dovetail.core.finite import nonfinite
-from dovetail.core.limits import CONFIG_BYTES
+from dovetail.base.errors import FileError, SpecError
+from dovetail.base.limits import CONFIG_BYTES
 from dovetail.disk.model_files import PEFT_CONFIG, PEFT_WEIGHTS
 from dovetail.disk.shape import NUMBER, check_shape
 from dovetail.disk.tensors import TensorFile, write_tensors
 from dovetail.disk.untrusted import Directory
 from dovetail.hf.hf import to_hf
 from dovetail.hf.peft_places import FACTORS, HfMatrix, modules, names, our_factors, parameters, rank_of, targeted, their_factors
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.nn.finite import nonfinite
 from dovetail.weights.adapters.attach import adaptable, read_adapter
 from dovetail.weights.adapters.ia3 import Ia3
 from dovetail.weights.adapters.kind import AdapterKind

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from dovetail.hf.tensors import Move
-from dovetail.model import Model
+from dovetail.model.model import Model
 from dovetail.weights.adapters.attach import adaptable
 
 WRAPPED = "base_layer."

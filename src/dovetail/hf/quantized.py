@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import FileError, SpecError
+from dovetail.base.errors import FileError, SpecError
 from dovetail.hf.convert import Conversion, Shape
 from dovetail.hf.packed import PackedForm, packed_form
 

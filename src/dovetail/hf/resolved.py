@@ -9,9 +9,9 @@ import dataclasses as dc
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dovetail.core.group import Scaling
-from dovetail.core.part import Part, field_types, join, walk
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.nn.groups import Scaling
+from dovetail.spec.part import Part, field_types, join, walk
 
 # a null in one of these fields stands for the size of the axes, the first of several that the part has
 STANDS_FOR = {

@@ -11,10 +11,10 @@ import dataclasses as dc
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.core.errors import SpecError
-from dovetail.core.part import KINDS, Part
+from dovetail.base.errors import SpecError
 from dovetail.hf.field import Config, Field, Settings, value_at
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.spec.part import KINDS, Part
 
 LENGTH = "max_position_embeddings"
 ROTARY_FRACTION = "partial_rotary_factor"

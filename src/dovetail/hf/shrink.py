@@ -14,12 +14,13 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from dovetail.core.check import check
-from dovetail.core.errors import SpecError
-from dovetail.core.part import Part
+from dovetail.base.errors import SpecError
 from dovetail.hf.hf import to_hf
 from dovetail.hf.resolved import explicit
-from dovetail.model import Block, Model
+from dovetail.model.model import Model
+from dovetail.nn.block import Block
+from dovetail.spec.check import check
+from dovetail.spec.part import Part
 
 # every number of heads divides the width: some families of transformers ask for it, though a head has its own size
 HEADS, HEAD, WIDTH, VOCAB = (6, 4, 8), (12, 16, 8), 96, 61

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.hf.convert import CONCAT, DEPTHWISE
 from dovetail.hf.field import ABSENT, Config, Field, Settings, integer, value_at
 from dovetail.hf.table import Row
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 WIDTH, TIME_STEP_LIMIT = "hidden_size", "time_step_limit"
 

@@ -12,8 +12,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, cast
 
-from dovetail.core.errors import SpecError
-from dovetail.core.limits import CONFIG_BYTES
+from dovetail.base.errors import SpecError
+from dovetail.base.limits import CONFIG_BYTES
 from dovetail.disk.untrusted import Directory, exists
 from dovetail.hf import dialect as package
 from dovetail.hf.check import written
@@ -24,7 +24,7 @@ from dovetail.hf.load import origin
 from dovetail.hf.peaked import predicts_tokens
 from dovetail.hf.quantized import split_quantization
 from dovetail.hf.table import Dialect, Form
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 REFERENCE_VERSION = "5.22.2"  # the version of transformers whose models ours are compared with in tests/parity
 

@@ -16,10 +16,10 @@ import dataclasses as dc
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.hf.convert import IDENTITY, UNSTACK, Conversion, Interleave
-from dovetail.hf.field import ABSENT, Config, Field, value_at
-from dovetail.model import Model
+from dovetail.hf.field import ABSENT, SIZES, Config, Field, value_at
+from dovetail.model.model import Model
 
 # fields of any config that do not change what the model computes: provenance, tokens, training, generation, output format
 HOUSEKEEPING = frozenset(
@@ -179,10 +179,10 @@ class Dialect:
     name: str  # its model_type
     forms: tuple[Form, ...]  # a config without `architectures` means the first
     spec: Mapping[str, Any]
-    layers: str  # the config field with the number of layers
     fields: tuple[Field, ...]
-    required: tuple[str, ...]  # config fields without a default
     tensors: tuple[Row, ...]
+    layers: str = "num_hidden_layers"  # the config field with the number of layers
+    required: tuple[str, ...] = (*(size.names[0] for size in SIZES), "num_hidden_layers")  # config fields without a default
     defaults: Mapping[str, Any] = dc.field(default_factory=dict)  # values of config fields that are left out
     encoder: str | None = None  # the config field with the number of encoder layers
     # config fields that, left out, have the value of another field, or one computed from the config

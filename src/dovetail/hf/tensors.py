@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from dovetail.core.errors import FileError, SpecError
-from dovetail.core.fold import declared
-from dovetail.core.limits import CONFIG_LAYERS, MAX_TENSORS
+from dovetail.base.errors import FileError, SpecError
+from dovetail.base.limits import CONFIG_LAYERS, MAX_TENSORS
 from dovetail.hf.convert import IDENTITY, Conversion
 from dovetail.hf.resolved import explicit
 from dovetail.hf.table import Dialect, Form, Row, numbered
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.spec.fold import declared
 
 
 class Move(NamedTuple):

@@ -19,11 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dovetail.core.declared_tensors import check_plain, stored
-from dovetail.core.errors import SpecError, UsageError
-from dovetail.core.fold import declared
-from dovetail.core.limits import CARRIED_BYTES, CONFIG_BYTES
-from dovetail.core.module import holder, tensor_at
+from dovetail.base.errors import SpecError, UsageError
+from dovetail.base.limits import CARRIED_BYTES, CONFIG_BYTES
 from dovetail.disk.model_files import CARRIED, CONFIG_FILE, GENERATION_FILE, KEPT_CONFIG
 from dovetail.disk.untrusted import Directory
 from dovetail.files.model_dir import SHARD, Piece, check_replaceable, model_files, own_pieces, spec_and, write_directory
@@ -37,8 +34,12 @@ from dovetail.hf.quantized import FIELD
 from dovetail.hf.resolved import explicit, untrained
 from dovetail.hf.rotary import LENGTH
 from dovetail.hf.tensors import Dropped, Move
-from dovetail.model import Model, ModelModule
-from dovetail.weights.quantization.leaf import SAVED, QuantizedLinear
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.declared_tensors import check_plain, stored
+from dovetail.nn.linear import Linear
+from dovetail.nn.module import holder, tensor_at
+from dovetail.spec.fold import declared
+from dovetail.weights.quantization.leaf import SAVED, QuantizedLeaf, QuantizedStorage
 from dovetail.weights.quantization.recipe import quantized_leaves
 
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
@@ -80,8 +81,8 @@ def model_pieces(model: ModelModule) -> list[Piece]:
 
 def _weight_piece(model: ModelModule, path: str) -> Piece:
     leaf = holder(model, path)[0]
-    if isinstance(leaf, QuantizedLinear) and path.endswith(".weight"):
-        return Piece({path: torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")}, lambda: {path: leaf.dense()})
+    if isinstance(leaf, Linear) and isinstance(form := leaf.storage, QuantizedStorage) and path.endswith(".weight"):
+        return Piece({path: torch.empty(form.shape, dtype=form.dtype, device="meta")}, lambda: {path: leaf.dense()})
     return own_pieces({path: tensor_at(model, path).detach()})[0]
 
 
@@ -129,7 +130,7 @@ def write_theirs(
     *,
     shard: int = SHARD,
     keep_foreign: bool = False,
-    leaves: Mapping[str, QuantizedLinear] | None = None,
+    leaves: Mapping[str, QuantizedLeaf] | None = None,
     layout: Layout = LAYOUTS[DEFAULT],
 ) -> Ported:
     """Write a model in Hugging Face layout as a family, by default the one of `source`, else the first that can express it,

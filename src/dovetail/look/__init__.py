@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from dovetail.core.public_names import public_modules
+from dovetail.base.public_names import public_modules
 
 if TYPE_CHECKING:
     from dovetail.look.address import addresses as addresses
@@ -58,7 +58,7 @@ def __getattr__(name: str) -> Any:
     if name in modules:
         return getattr(importlib.import_module(modules[name]), name)
     if name in ABOVE:
-        from dovetail.core.option import public_function
+        from dovetail.base.option import public_function
 
         return public_function(getattr(importlib.import_module(ABOVE[name]), name))
     raise AttributeError(f"dovetail.look has no {name!r}")

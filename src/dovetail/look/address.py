@@ -3,7 +3,7 @@
     path        the address of a tap; `*` matches any characters, as in a shell
     axis=value  a number (from the end, if negative), a range `2:5`, or several numbers `1|4`; commas join several axes
 
-The axes are those that the tap declares (`dovetail.core.fold.taps`), and for all:
+The axes are those that the tap declares (`dovetail.spec.fold.taps`), and for all:
 
     pos     the token: the query of a pattern, the key of stored entries; of a state, the last token of a call. Negative
             positions count from the end of the prompt
@@ -21,10 +21,10 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import check_patterns, taps
-from dovetail.core.part import Part
+from dovetail.base.errors import SpecError
 from dovetail.look.names import translated
+from dovetail.spec.fold import check_patterns, taps
+from dovetail.spec.part import Part
 
 Pick = int | slice | tuple[int, ...] | None  # one index, a range, several, or None: each in turn (of a sweep)
 EVERYWHERE = ("row", "step")

@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dovetail.core.errors import FileError, InputError
-from dovetail.core.limits import MB
+from dovetail.base.errors import FileError, InputError
+from dovetail.base.limits import MB
 from dovetail.disk.replace import replacing
 from dovetail.disk.shape import check_shape
 from dovetail.disk.tensors import TensorFile, write_tensors
@@ -32,7 +32,7 @@ from dovetail.disk.untrusted import Directory
 from dovetail.look.intervention import Replacement, steer
 from dovetail.look.streaming import read_stream
 from dovetail.look.tracer import trace
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
 
 CONFIG, WEIGHTS, ARCHITECTURE = "cfg.json", "sae_weights.safetensors", "topk"
 FORMAT = "6.0.0"  # of SAELens; it rewrites the config of an earlier one, and drops the address

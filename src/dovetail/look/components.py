@@ -2,10 +2,10 @@
 
     x = embedded + Σ_c a_c        m(x) − m(0) = Σ_c a_c · g        g = ∫₀¹ ∂m/∂x (α x) dα
 
-m is a logit, a difference of two, or any metric of the logits. The scales of norms are frozen at their values on the run, so
-that a final norm is linear and g is its plain gradient; where the head is not linear (a soft-cap, a dense layer) the integral
-is a Gauss–Legendre sum. The attributions and `bias` (the metric of an empty stream: shifts and biases) sum to m exactly; an
-InputError is raised where they do not.
+m is a logit, a difference of two, or any metric of the logits. The scales of norms, and the weights with which several residual
+streams are mixed, are frozen at their values on the run, so that a final norm is linear and g is its plain gradient; where the
+head is not linear (a soft-cap, a dense layer) the integral is a Gauss–Legendre sum. The attributions and `bias` (the metric of
+an empty stream: shifts and biases) sum to m exactly; an InputError is raised where they do not.
 
     attribute(model, ids, 17)                          the logit of token 17 at the last position, by component
     attribute(model, ids, (17, 4), by="head")          a difference of logits, by head; the rest of a branch stays under its
@@ -24,19 +24,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import InputError, SpecError
-from dovetail.core.fold import taps
-from dovetail.core.group import Mixer, Norm
-from dovetail.core.inputs import default_ctx
-from dovetail.core.layout import TokenLayout
-from dovetail.core.part import walk
+from dovetail.base.errors import InputError, SpecError
 from dovetail.look.address import Target, resolve
 from dovetail.look.intervention import Replacement
 from dovetail.look.record import Trace
 from dovetail.look.sweeps import RowMetric, each_index, experts_of, site_of
 from dovetail.look.tracer import Tracer, listened, trace
-from dovetail.model import Model, ModelModule
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Mixer, Wire
+from dovetail.nn.inputs import default_ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.spec.fold import taps
+from dovetail.spec.part import walk
 
 NODES = (1, 8, 32)  # of the sum: more where fewer are not exact
 AXIS = {"head": "head", "expert": "expert", "token": "pos"}  # that each `by` sweeps
@@ -72,8 +72,10 @@ def attribute(
     leaves = ["embedded", *(a for a in of_layers if a.endswith("_add"))]
     cuts = [a for a in of_layers if a not in leaves]
     inner = {t.address: _branch(t, leaves) for t in targets if t.address not in leaves}
-    norms = [path for path, part, _ in walk(spec) if isinstance(part, Norm) and not path.startswith(("encoder.", "mtp."))]
-    scales, given = [f"{path}.scale" for path in norms], _given(spec, inner)
+    wires = tuple(f"{path}." for path, part, _ in walk(spec) if isinstance(part, Wire))
+    scales = [a for a in declared if a.endswith(".scale") or a.startswith(wires)]  # a wire's are weights of residual streams
+    scales = [a for a in scales if not a.startswith(("encoder.", "mtp."))]
+    given = _given(spec, inner)
     chosen = {t.address: f"{t.experts}.router.chosen" for t in targets if "expert" in t.picks and "expert" not in t.axes}
     run = trace(model, tokens, *{*leaves, *inner, *scales, *given, *cuts, *chosen.values(), "head.logits"}, ctx=ctx)
     frozen: dict[str, Replacement] = {a: run[a] for a in scales}

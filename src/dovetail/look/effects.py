@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.errors import InputError
-from dovetail.core.limits import TEXT_BYTES
+from dovetail.base.errors import InputError
+from dovetail.base.limits import TEXT_BYTES
 from dovetail.disk.untrusted import read_regular
 from dovetail.look.intervention import Replacement
 from dovetail.look.tracer import Tracer, listened
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
 
 if TYPE_CHECKING:
     from dovetail.text.tokenizer import Tokenizer

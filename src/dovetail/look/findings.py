@@ -24,16 +24,16 @@ from itertools import chain, groupby
 import torch
 from torch import Generator, Tensor
 
-from dovetail.core.errors import InputError, SpecError
-from dovetail.core.fold import taps
-from dovetail.core.group import Mixer
+from dovetail.base.errors import InputError, SpecError
 from dovetail.look.effects import predicts_tokens
 from dovetail.look.judging import SPANS, THRESHOLDS, Hit, Judge, Parts, Site, related, stated
 from dovetail.look.mixing import Heard, effective, scans_with_heads
 from dovetail.look.relations import FEWEST, Spans, head_traits, shuffled
 from dovetail.look.states import copying, entropies, overlaps, residual_scores, silent_experts, silent_neurons
 from dovetail.look.tracer import Tracer, listened, trace
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
+from dovetail.nn.groups import Mixer
+from dovetail.spec.fold import taps
 
 TEXTS = 4  # shuffled copies of the text
 DRAWS = 99

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
 from dovetail.look.intervention import Replacement
 from dovetail.look.tracer import Tracer, listened, trace
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
+from dovetail.nn.ctx import Ctx
 
 Metric = Callable[[Tensor], Tensor]  # the model's output -> a scalar
 

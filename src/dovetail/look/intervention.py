@@ -20,11 +20,11 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import InputError
-from dovetail.core.random import draw, normals, streams
+from dovetail.base.errors import InputError
 from dovetail.look.address import TOKENS
 from dovetail.look.record import Trace
 from dovetail.look.site import Site
+from dovetail.nn.random import draw, normals, streams
 
 
 @runtime_checkable
@@ -71,7 +71,22 @@ def _filled(value: Tensor, x: Tensor, mask: Tensor, site: Site) -> Tensor:
     return x.masked_scatter(whole, value.reshape(-1))
 
 
-class _Of:
+class PerToken:
+    """An intervention whose value at a token follows from that token: a call may hold the later ones of a row only."""
+
+    def at(self, x: Tensor, site: Site) -> Tensor:
+        """Return the value to use instead of x."""
+        raise NotImplementedError
+
+
+def per_token(replacement: Replacement) -> bool:
+    """Whether a replacement has one value however a row is cut into calls."""
+    if isinstance(replacement, Tensor):
+        return replacement.numel() == 1
+    return isinstance(replacement, (float, int, PerToken))
+
+
+class _Of(PerToken):
     """An intervention with the values of a recorded run."""
 
     def __init__(self, run: Trace) -> None:
@@ -136,7 +151,7 @@ class mean_of(_Of):
         return there.mean(dims, keepdim=True).expand(x.shape)
 
 
-class noise:
+class noise(PerToken):
     """Plus normal noise, a function of the seed, the address, the row, the position and the channel."""
 
     def __init__(self, std: float = 1.0, seed: int = 0, relative: bool = False) -> None:
@@ -160,7 +175,7 @@ class noise:
         return x + (x * drawn if self.relative else drawn)
 
 
-class steer:
+class steer(PerToken):
     """Plus a unit vector over the last axis, times `by`."""
 
     def __init__(self, direction: Tensor, by: float = 1.0) -> None:
@@ -170,7 +185,7 @@ class steer:
         return x + self.by * _over(self.direction, x, site)
 
 
-class project_out:
+class project_out(PerToken):
     """Without the component along a direction over the last axis."""
 
     def __init__(self, direction: Tensor) -> None:

@@ -21,17 +21,17 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import FileError, InputError, SpecError
-from dovetail.core.fold import over_vocab
-from dovetail.core.inputs import default_ctx
-from dovetail.core.module import at_least_fp32
+from dovetail.base.errors import FileError, InputError, SpecError
 from dovetail.disk.atomic import write_atomically
 from dovetail.disk.tensors import TensorFile
 from dovetail.look.residual import final_residual, unembed
 from dovetail.look.streaming import digest
 from dovetail.look.tracer import trace
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.inputs import default_ctx
+from dovetail.nn.module import at_least_fp32
+from dovetail.spec.fold import over_vocab
 
 
 @dc.dataclass(frozen=True)

@@ -17,16 +17,16 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx, Listener
-from dovetail.core.errors import InputError, SpecError
-from dovetail.core.fold import taps
-from dovetail.core.group import Mixer
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import Module
-from dovetail.core.part import walk
+from dovetail.base.errors import InputError, SpecError
 from dovetail.look.record import Trace
 from dovetail.look.tracer import listened, trace
-from dovetail.model import Model, ModelModule
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.ctx import Ctx, Listener
+from dovetail.nn.groups import Mixer
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import Module
+from dovetail.spec.fold import taps
+from dovetail.spec.part import walk
 
 AT_ONCE = 2**24  # values per run of a scan
 LOOSEST = 0.05  # of the scale: by how much `y` in bfloat16 may differ from the pattern's

@@ -11,10 +11,10 @@ from __future__ import annotations
 import re
 from fnmatch import fnmatchcase
 
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import taps
-from dovetail.core.group import Position
-from dovetail.core.part import Part, walk
+from dovetail.base.errors import SpecError
+from dovetail.nn.groups import Position
+from dovetail.spec.fold import taps
+from dovetail.spec.part import Part, walk
 
 LAYER = r"(?P<i>\d+|\*)"
 LENS = {

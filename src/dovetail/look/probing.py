@@ -20,12 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.errors import InputError
-from dovetail.core.loss import IGNORED
+from dovetail.base.errors import InputError
 from dovetail.look.address import resolve
 from dovetail.look.intervention import Replacement
 from dovetail.look.tracer import remaining_axes, trace
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
+from dovetail.nn.loss import IGNORED
 
 
 @dc.dataclass(frozen=True)

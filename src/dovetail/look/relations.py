@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from dovetail.core.errors import InputError
+from dovetail.base.errors import InputError
 
 Span = tuple[int, int, int | range]  # row, token of the query, token or tokens of the key
 Spans = Mapping[str, Sequence[Span]]

@@ -6,9 +6,10 @@ import dataclasses as dc
 
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import SpecError
-from dovetail.model import BlockModule, ModelModule
+from dovetail.base.errors import SpecError
+from dovetail.model.model import ModelModule
+from dovetail.nn.block import BlockModule
+from dovetail.nn.ctx import Ctx
 
 
 def unembed(model: ModelModule, residual: Tensor, ctx: Ctx) -> Tensor:

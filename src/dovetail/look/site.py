@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import InputError, SpecError
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import InputError, SpecError
 from dovetail.look.address import TOKENS, Pick, Target
+from dovetail.nn.layout import TokenLayout
 
 
 @dc.dataclass(slots=True)
@@ -33,7 +33,7 @@ class Site:
         if pick is None:
             return self
         count = x.shape[0]
-        rows = _among(self.target, "row", torch.arange(count, device=x.device), pick, count).nonzero()[:, 0]
+        rows = among(self.target.key, "row", torch.arange(count, device=x.device), pick, count).nonzero()[:, 0]
         target, layout, ends, chosen = self.target._replace(picks=picks), self.layout, self.ends, self.chosen
         if layout.order.dim() == 2 and len(layout.order) == count:
             there = rows.to(layout.order.device)
@@ -79,7 +79,7 @@ class Site:
                 continue
             if axis == "row":
                 index = torch.arange(x.shape[0], device=x.device)
-                yield 0, _among(self.target, axis, index, pick, x.shape[0])[None], False
+                yield 0, among(self.target.key, axis, index, pick, x.shape[0])[None], False
             elif axis in TOKENS:
                 positions = self.positions(x, axis)
                 ends = self.ends.to(positions.device)[:, None]
@@ -88,7 +88,11 @@ class Site:
                 continue
             else:
                 size = x.shape[self.dim(x, axis)]
-                yield self.dim(x, axis), _among(self.target, axis, torch.arange(size, device=x.device), pick, size)[None], False
+                yield (
+                    self.dim(x, axis),
+                    among(self.target.key, axis, torch.arange(size, device=x.device), pick, size)[None],
+                    False,
+                )
 
     def queries(self) -> Tensor:
         """(rows, n) which tokens of this call are queries that the target means."""
@@ -155,12 +159,21 @@ class Site:
         return x
 
 
-def _among(target: Target, axis: str, index: Tensor, pick: Pick, size: int) -> Tensor:
+def tokens_meant(target: Target, n: int) -> Tensor:
+    """(n,) which tokens of a row of n a target means; all, where its only axis of tokens is that of keys."""
+    meant = torch.ones(n, dtype=torch.bool)
+    for axis in ("pos", "query"):
+        if axis in target.axes and (pick := target.picks.get(axis)) is not None:
+            meant &= _meant(torch.arange(n), pick, torch.tensor(n))
+    return meant
+
+
+def among(key: str, axis: str, index: Tensor, pick: Pick, size: int) -> Tensor:
     """Whether each index is meant; SpecError for one past the end: it would silently mean nothing."""
     numbers = () if isinstance(pick, slice) else pick if isinstance(pick, tuple) else (pick,)
     for number in numbers:
         if number is not None and not -size <= number < size:
-            raise SpecError(target.key, f"there is no {axis} {number}", f"{axis}s are 0 to {size - 1}")
+            raise SpecError(key, f"there is no {axis} {number}", f"{axis}s are 0 to {size - 1}")
     return _meant(index, pick, torch.tensor(size, device=index.device))
 
 

@@ -19,10 +19,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Generator, Tensor
 
-from dovetail.core.inputs import default_ctx
 from dovetail.look.residual import unembed
 from dovetail.look.tracer import trace
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
+from dovetail.nn.inputs import default_ctx
 
 SILENT = 1e-3  # of the median neuron's largest activation
 TOKENS = 128  # of the OV matrix

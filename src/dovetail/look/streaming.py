@@ -20,14 +20,14 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from dovetail.core.errors import FileError, InputError
-from dovetail.core.inputs import default_ctx
+from dovetail.base.errors import FileError, InputError
 from dovetail.disk.atomic import write_atomically
 from dovetail.disk.tensors import TensorFile
 from dovetail.disk.untrusted import Directory
 from dovetail.look.record import Trace
 from dovetail.look.tracer import Tracer
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
+from dovetail.nn.inputs import default_ctx
 
 PLAN, IDS = "stream.json", "ids"
 

@@ -7,7 +7,8 @@
     attribution_patching(model, clean, corrupt, over=…, metric=m)          a first-order estimate of `sweep`, in two passes
 
 An axis without a value (`[pos]`, `[head]`, `[expert]`) is swept: one intervention per index. The interventions of a layer are
-the rows of one batch, and the layers before it are computed once.
+the rows of one batch; the layers and, in a causal model, the tokens before them are computed once (`look/resumed.py`). The
+result says how much was computed (`Sweep.work`).
 
     effect = (m(patched) − m(corrupt)) / (m(clean) − m(corrupt))           1: the patch restores the clean answer; 0: nothing
 
@@ -18,25 +19,24 @@ from __future__ import annotations
 
 import dataclasses as dc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby, product
+from itertools import product
 
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import InputError
-from dovetail.core.inputs import default_ctx
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import InputError
 from dovetail.look.address import Pick, Target, resolve
-from dovetail.look.intervention import Intervention, Replacement, from_run
+from dovetail.look.intervention import Replacement, from_run
 from dovetail.look.record import Trace
+from dovetail.look.resumed import Resumed, SweepCost
 from dovetail.look.site import Site
 from dovetail.look.tracer import Tracer, listened, trace
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
+from dovetail.nn.inputs import default_ctx
+from dovetail.nn.layout import TokenLayout
 
 RowMetric = Callable[[Tensor], Tensor]  # logits (rows, n, vocab) -> (rows,)
 Progress = Callable[[int, int], None]  # interventions done, of how many
-BATCH = 64  # interventions per forward pass
-TOKENS_ON_CPU = 1024  # at most, where no batch is given: a fifth faster than 4,096, whose activations leave the caches
 
 
 @dc.dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Sweep:
     clean: float  # of the run that values come from; of an ablation, of the run itself
     corrupt: float  # of the run that is patched
     estimated: bool = False  # whether it is a first-order estimate
+    work: SweepCost | None = None  # what was computed, of a sweep that patches one activation after the other
 
     def effects(self) -> dict[str, float]:
         """How much of the difference between both runs each intervention restores; of an ablation, the change of the metric."""
@@ -73,9 +74,8 @@ class Sweep:
         lines = [f"{key:48}  {effect:+.3f}" for key, effect in ordered[:20]]
         more = [f"… and {len(ordered) - 20} more"] if len(ordered) > 20 else []
         what = "estimated effect" if self.estimated else "effect"
-        return "\n".join(
-            [f"clean {self.clean:.4g}, corrupt {self.corrupt:.4g}; {what} of each intervention, largest first", *lines, *more]
-        )
+        first = f"clean {self.clean:.4g}, corrupt {self.corrupt:.4g}; {what} of each intervention, largest first"
+        return "\n".join([first, *lines, *more, *([] if self.work is None else [repr(self.work)])])
 
 
 def sweep(
@@ -97,8 +97,11 @@ def sweep(
         )
     targets = resolve(model.part, [over] if isinstance(over, str) else over)
     run = trace(model, clean, *{target.address for target in targets}, "head.logits", patch=patch)
-    results, base = _interventions(model, corrupt, targets, from_run(run), metric, patch, batch, progress, run)
-    return Sweep(results, float(metric(run["head.logits"]).mean()), base)
+    same = (clean == corrupt).flatten(2).all(-1) if clean.dim() > 2 else clean == corrupt
+    agrees = int(same.all(0).int().cumprod(0).sum())  # tokens that both runs begin with
+    value = from_run(run)
+    results, base, work = _interventions(model, corrupt, targets, value, metric, patch, batch, progress, run, agrees)
+    return Sweep(results, float(metric(run["head.logits"]).mean()), base, work=work)
 
 
 def ablate(
@@ -116,8 +119,8 @@ def ablate(
     change of the metric."""
     targets = resolve(model.part, [over] if isinstance(over, str) else over)
     run = trace(model, inputs, *{target.address for target in targets}, "head.logits", patch=patch)
-    results, base = _interventions(model, inputs, targets, value, metric, patch, batch, progress, run)
-    return Sweep(results, base, base)
+    results, base, work = _interventions(model, inputs, targets, value, metric, patch, batch, progress, run)
+    return Sweep(results, base, base, work=work)
 
 
 def skip_layers(model: ModelModule, inputs: Tensor, metric: RowMetric) -> Sweep:
@@ -191,14 +194,6 @@ def site_of(target: Target, layout: TokenLayout) -> Site:
     return Site(target, layout, 0, layout.order.amax(-1) + 1)
 
 
-def _layer(address: str) -> int:
-    """The layer of an address; −1 before the first, a large number after the last."""
-    first, _, rest = address.partition(".")
-    if first == "layers":
-        return int(rest.partition(".")[0])
-    return 10**9 if first in ("normed", "norm", "head") else -1
-
-
 def _interventions(
     model: ModelModule,
     inputs: Tensor,
@@ -209,23 +204,18 @@ def _interventions(
     batch: int | None,
     progress: Progress | None,
     run: Trace,
-) -> tuple[dict[str, float], float]:
-    """The metric after each intervention by its key, and without any."""
+    agrees: int = 0,
+) -> tuple[dict[str, float], float, SweepCost]:
+    """The metric after each intervention by its key, without any, and what was computed."""
     every = [one for target in targets for one in each_index(target, run[target.address], experts_of(model, target))]
-    base, results = _metric_of(model, inputs, {}, metric, patch), dict[str, float]()
-    if batch is None:
-        batch = BATCH
-        if model.device.type == "cpu":
-            batch = min(BATCH, max(1, TOKENS_ON_CPU // (len(inputs) * inputs.shape[1])))
-    for layer, group in groupby(sorted(every, key=lambda one: _layer(one.address)), key=lambda one: _layer(one.address)):
-        members, resumed = list(group), _Resumed(model, inputs, patch, layer)
-        for begin in range(0, len(members), batch):
-            some = members[begin : begin + batch]
-            values = metric(resumed.run(some, value)).view(len(some), -1).mean(1)
-            results |= {one.key: float(number) for one, number in zip(some, values, strict=True)}
-            if progress is not None:
-                progress(len(results), len(every))
-    return {one.key: results[one.key] for one in every}, base
+    resumed, results = Resumed(model, inputs, patch, every, value, agrees), dict[str, float]()
+    base = float(metric(resumed.logits).mean())
+    for some, logits in resumed.batches(batch):
+        values = metric(logits).view(len(some), -1).mean(1)
+        results |= {one.key: float(number) for one, number in zip(some, values, strict=True)}
+        if progress is not None:
+            progress(len(results), len(every))
+    return {one.key: results[one.key] for one in every}, base, resumed.work()
 
 
 def experts_of(model: ModelModule, target: Target) -> int:
@@ -233,57 +223,6 @@ def experts_of(model: ModelModule, target: Target) -> int:
     if target.picks.get("expert", 0) is not None or "expert" in target.axes:
         return 0
     return int(model.get_submodule(target.experts).part.experts)  # type: ignore[union-attr]
-
-
-class _Resumed:
-    """A run from one layer on: the residual stream before it is computed once. A model whose layers read values of earlier
-    ones, or an intervention before the first layer, runs as a whole."""
-
-    def __init__(self, model: ModelModule, inputs: Tensor, patch: Mapping[str, Replacement] | None, layer: int) -> None:
-        self.model, self.inputs, self.patch, self.rows = model, inputs, dict(patch or {}), len(inputs)
-        self.layer = min(layer, len(model.layers))
-        self.whole = layer < 0 or any(block.io is not None for block in model.layers) or model.part.head is None
-        self.stream: Tensor | None = None
-        if not self.whole:
-            ctx = default_ctx(inputs, ranks=model.ranks)
-            ctx.taps = Tracer(model.part, None, patch) if patch else None
-            with torch.no_grad():
-                x, _, ctx = model.begin(inputs, ctx)
-                self.stream = model.run_layers(x, ctx, {}, range(self.layer))
-
-    def run(self, targets: Sequence[Target], value: Replacement) -> Tensor:
-        """The logits (targets · rows, n, …) with one target patched in each group of rows."""
-        count = len(targets)
-        inputs = self.inputs.repeat(count, *[1] * (self.inputs.dim() - 1))
-        tracer = Tracer(self.model.part, None, {**self.patch, **self._in_rows(targets, value)})
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            if self.stream is None:
-                return listened(self.model, inputs, tracer)
-            ctx = dc.replace(default_ctx(inputs, ranks=self.model.ranks), taps=tracer)
-            x = self.stream.repeat(count, *[1] * (self.stream.dim() - 1))
-            x = self.model.run_layers(x, ctx, {}, range(self.layer, len(self.model.layers)))
-            return self.model.head(self.model.end(x, ctx), ctx)
-
-    def _in_rows(self, targets: Sequence[Target], value: Replacement) -> dict[str, Replacement]:
-        patch: dict[str, Replacement] = {}
-        for i, target in enumerate(targets):
-            rows = slice(i * self.rows, (i + 1) * self.rows)
-            patch[target._replace(picks={**target.picks, "row": rows}).key] = InRows(value)
-        return patch
-
-
-class InRows:
-    """An intervention on some rows of a larger batch, as if they were all."""
-
-    def __init__(self, value: Replacement) -> None:
-        self.value = value
-
-    def at(self, x: Tensor, site: Site) -> Tensor:
-        """The value of these rows."""
-        if isinstance(self.value, Intervention):
-            return self.value.at(x, dc.replace(site, rows=None))
-        new = torch.as_tensor(self.value(x) if callable(self.value) else self.value, dtype=x.dtype, device=x.device)
-        return new.expand(x.shape)
 
 
 def _metric_of(

@@ -11,22 +11,22 @@ from __future__ import annotations
 
 import dataclasses as dc
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx, Listener
-from dovetail.core.errors import InputError
-from dovetail.core.fold import taps
-from dovetail.core.inputs import default_ctx
-from dovetail.core.layout import TokenLayout
-from dovetail.core.part import Part
+from dovetail.base.errors import InputError
 from dovetail.look.address import TOKENS, Target, resolve
 from dovetail.look.intervention import Replacement, applied
 from dovetail.look.record import Trace, joined
 from dovetail.look.site import Site
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
+from dovetail.nn.ctx import Ctx, Listener
+from dovetail.nn.inputs import default_ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.spec.fold import taps
+from dovetail.spec.part import Part
 
 
 class Tracer(Listener):
@@ -48,22 +48,27 @@ class Tracer(Listener):
                 self.patches[target.address].append((target, replacement))
         self.unused = {target.key for each in self.patches.values() for target, _ in each}
         self.unused |= {target.key for each in self.records.values() for target in each}
-        self.choices = self._choices(spec)
+        self.choices: dict[str, str] = {}  # the address of the chosen experts, by that of what is asked for by expert
+        self._choose(spec, [t for each in self.records.values() for t in each])
+        self._choose(spec, [t for each in self.patches.values() for t, _ in each])
         self.chosen: dict[str, Tensor] = {}
         self.ends: dict[bool, Tensor] = {}  # of the encoder, of the decoder: the tokens of each row
         self.pieces: dict[str, tuple[Target, list[Tensor]]] = {}
 
-    def _choices(self, spec: Part) -> dict[str, str]:
-        """The address of the chosen experts, by that of an activation whose experts are asked for."""
-        declared, choices = taps(spec), dict[str, str]()
-        targets = [t for each in self.records.values() for t in each]
-        targets += [t for each in self.patches.values() for t, _ in each]
+    def patch(self, spec: Part, targets: Sequence[Target], replacement: Replacement) -> None:
+        """Replace the activations at these targets as well."""
+        for target in targets:
+            self.patches[target.address].append((target, replacement))
+            self.unused.add(target.key)
+        self._choose(spec, targets)
+
+    def _choose(self, spec: Part, targets: Iterable[Target]) -> None:
+        """Listen to the chosen experts where an activation per choice is asked for by expert."""
         for target in targets:
             if "expert" in target.picks and "expert" not in target.axes:
-                choices[target.address] = f"{target.experts}.router.chosen"
-                if choices[target.address] not in declared:
-                    raise InputError(f"{target.key}: there is no router at {choices[target.address]}")
-        return choices
+                self.choices[target.address] = f"{target.experts}.router.chosen"
+                if self.choices[target.address] not in taps(spec):
+                    raise InputError(f"{target.key}: there is no router at {self.choices[target.address]}")
 
     def wants(self, address: str) -> bool:
         return address in self.records or address in self.patches or address in self.choices.values()

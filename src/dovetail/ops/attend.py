@@ -13,9 +13,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import BackendError, StateError
-from dovetail.core.layout import TokenLayout
-from dovetail.core.view import Edit, Entries, Flag, Scoring
+from dovetail.base.errors import BackendError, StateError
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.view import Edit, Entries, Flag, Scoring
 from dovetail.ops import attend_flex, attend_ref, attend_tiled, attend_torch
 from dovetail.ops.implementation import FORCED, Backend, Shape, using
 from dovetail.ops.mask import dense

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.layout import TokenLayout
-from dovetail.core.view import Scoring
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.view import Scoring
 from dovetail.ops.attend_sets import with_prefix
 from dovetail.ops.implementation import Shape
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import at_least_fp32
-from dovetail.core.view import Edit, Scoring
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import at_least_fp32
+from dovetail.nn.view import Edit, Scoring
 from dovetail.ops.attend_sets import prefix_scores, prefix_values
 from dovetail.ops.implementation import Shape
 

@@ -26,9 +26,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import at_least_fp32
-from dovetail.core.view import Edit, Scoring
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import at_least_fp32
+from dovetail.nn.view import Edit, Scoring
 
 Kernel = Callable[..., tuple[Tensor, Tensor]]  # (q, k, v, scoring, edit, *layouts) -> z, lse
 

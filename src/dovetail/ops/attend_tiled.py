@@ -27,9 +27,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import at_least_fp32
-from dovetail.core.view import Edit, Scoring
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import at_least_fp32
+from dovetail.nn.view import Edit, Scoring
 from dovetail.ops.attend_sets import attend_sets
 from dovetail.ops.implementation import Shape
 from dovetail.ops.mask import Run, allowed

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.layout import TokenLayout
-from dovetail.core.view import Scoring
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.view import Scoring
 from dovetail.ops.implementation import Shape
 
 OFFERS = frozenset({"bias", "bias_grad", "prefix", "compile"})

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import at_least_fp32
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import at_least_fp32
 from dovetail.ops.implementation import chunk, reference
 from dovetail.ops.mask import same_document
 

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.host import read
+from dovetail.nn.host import read
 from dovetail.ops.implementation import reference
 
 LANE = 16  # bytes that torch's kernel reads at once: a row must be a multiple

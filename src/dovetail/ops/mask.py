@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dovetail.core.group import Fill, Mask, Span
-from dovetail.core.layout import TokenLayout
+from dovetail.nn.groups import Fill, Mask, Span
+from dovetail.nn.layout import TokenLayout
 
 T = TypeVar("T")
 
@@ -63,7 +63,11 @@ def spans(layout: TokenLayout, size: int, step: int = 1) -> list[Span]:
 
     def compute() -> list[Span]:
         starts = np.arange(0, layout.n, size)
-        order, seg = layout.order.numpy(force=True).reshape(-1, layout.n), layout.seg.numpy(force=True).reshape(-1, layout.n)
+        if layout.start is None:
+            order, seg = (x.numpy(force=True).reshape(-1, layout.n) for x in (layout.order, layout.seg))
+        else:  # read from no tensor: `plan` traces fake ones, which have no values
+            order = np.arange(layout.start, layout.start + layout.n)[None]
+            seg = np.zeros_like(order)
         row = np.zeros((1, layout.n), np.int64) if layout.row is None else layout.row.numpy(force=True)[None]
         residue = order % step
         edges = [f.reduceat(f.reduce(a, axis=0), starts) for a in (order, seg, row, residue) for f in (np.minimum, np.maximum)]

@@ -15,8 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import at_least_fp32
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import at_least_fp32
 
 Pool = Literal["first", "last", "mean"]
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dovetail.core.group import Mask
-from dovetail.core.layout import TokenLayout
+from dovetail.nn.groups import Mask
+from dovetail.nn.layout import TokenLayout
 from dovetail.ops.mask import Run, plan
 
 Where = slice | Tensor  # evenly spaced tokens, or any tokens by their index

@@ -31,10 +31,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import InputError
-from dovetail.core.loss import IGNORED, LossSum
-from dovetail.core.module import Module
+from dovetail.base.errors import InputError
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.loss import IGNORED, LossSum
+from dovetail.nn.module import Module
 
 
 def lookup(ids: Tensor, table: Tensor, module: Module, ctx: Ctx, axes: Sequence[str]) -> Tensor:

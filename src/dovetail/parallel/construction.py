@@ -18,16 +18,16 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from dovetail.construction import fill_slice, on_meta, set_constants, tie
-from dovetail.core.declared_tensors import held
-from dovetail.core.module import tensor_at
-from dovetail.model import Model
+from dovetail.model.construction import fill_slice, on_meta, set_constants, tie
+from dovetail.model.model import Model
+from dovetail.model.transformer import Transformer
+from dovetail.nn.declared_tensors import held
+from dovetail.nn.module import tensor_at
 from dovetail.parallel.context import SequenceRanks
 from dovetail.parallel.mesh import rows_group, weights_mesh
 from dovetail.parallel.placement import local_slices
 from dovetail.parallel.shard import fully_shard_model, run_with, tensor_parallel
 from dovetail.parallel.stage import Stage, keep_stage
-from dovetail.transformer import Transformer
 
 
 class Sharded(NamedTuple):
@@ -90,7 +90,7 @@ def shard_on_meta(
         prepare(model)
     stored = {} if tensor.size() == 1 else tensor_parallel(model, spec, tensor, whole).stored
     if chunks is not None:
-        run_with(model, "sequence_ranks", chunks)
+        run_with(model, chunks)
     if weights.size() > 1 or compute_dtype is not None:
         fully_shard_model(model, weights, compute_dtype, rows_group(mesh))
     by_tensor, by_data = (tensor.get_local_rank(), tensor.size()), (weights.get_local_rank(-1), weights.size(-1))

@@ -38,15 +38,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx, Views
-from dovetail.core.errors import SpecError, StateError
-from dovetail.core.group import Embed, Head, Mixer, Mtp, Scaling
-from dovetail.core.layout import TokenLayout
-from dovetail.core.part import Part, walk, walk_spec
-from dovetail.core.ranks import Ranks
+from dovetail.base.errors import SpecError, StateError
+from dovetail.nn.ctx import Ctx, Views
+from dovetail.nn.groups import Embed, Head, Mixer, Mtp, Scaling
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.ranks import Ranks
 from dovetail.ops.attend import Stored
 from dovetail.parallel.collective import gather, hand_on, joined, receive, total
 from dovetail.parallel.ring import RingView
+from dovetail.spec.part import Part, walk, walk_spec
 
 
 class RunRanks(ABC):

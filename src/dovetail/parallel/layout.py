@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses as dc
 from typing import TypedDict
 
-from dovetail.core.errors import UsageError
+from dovetail.base.errors import UsageError
 
 
 class Axes(TypedDict, total=False):

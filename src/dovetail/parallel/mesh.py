@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 from torch.distributed.rendezvous import rendezvous
 
-from dovetail.core.errors import DovetailError
+from dovetail.base.errors import DovetailError
 from dovetail.parallel.layout import Layout
 
 AXES = ("pipeline", "replicas", "data", "sequence", "tensor")

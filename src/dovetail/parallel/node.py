@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from dovetail.core.memory import available_memory
+from dovetail.base.memory import available_memory
 
 SIZE, LARGEST, ROUNDS = 512, 8, 20  # of the matrices; 512 · 8 · 8 < 2²⁴: float32 is exact
 PATTERN = 64 * 2**20  # bytes

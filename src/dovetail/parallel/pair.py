@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dovetail.core.extensions import load_parts, loaded
+from dovetail.base.extensions import load_parts, loaded
 from dovetail.parallel.mesh import RankError
 
 START = 120.0  # seconds a rank may take to start

@@ -20,11 +20,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import UsageError
-from dovetail.core.loss import LossSum
-from dovetail.core.module import evaluating
-from dovetail.model import ModelModule
+from dovetail.base.errors import UsageError
+from dovetail.model.model import ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.loss import LossSum
+from dovetail.nn.module import evaluating
 from dovetail.parallel.collective import send_tensors, take_tensors
 from dovetail.parallel.stage import Stage, added_loss
 

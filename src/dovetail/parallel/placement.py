@@ -20,11 +20,11 @@ from __future__ import annotations
 import dataclasses as dc
 from collections.abc import Iterable, Iterator, Sequence
 
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import Declared
-from dovetail.core.part import Part, walk, weights_of
-from dovetail.core.scope import Scope
-from dovetail.core.weight import Weight
+from dovetail.base.errors import SpecError
+from dovetail.spec.fold import Declared
+from dovetail.spec.part import Part, walk, weights_of
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import Weight
 
 
 @dc.dataclass(frozen=True)
@@ -97,7 +97,7 @@ def tp_regions(
         reduced = (
             (at, axis, below.size(axis))
             for at, one, below in walk(part, outer, path)
-            for axis in one.reduces(below)
+            for axis in below.names(one.reduces)
             if axis in shared
         )
         yield TPRegion(path, part, shared, frozenset(summed), tuple(reduced))

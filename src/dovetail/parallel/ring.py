@@ -27,9 +27,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import at_least_fp32
-from dovetail.core.view import KV, Edit, Entries, Scoring
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import at_least_fp32
+from dovetail.nn.view import KV, Edit, Entries, Scoring
 from dovetail.ops.attend_sets import attend_sets, merged
 from dovetail.ops.attend_tiled import Work, attend_tiles, tiles_backward
 

@@ -20,6 +20,7 @@ import functools
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any
 
 import torch
@@ -29,24 +30,20 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from dovetail.construction import tie
-from dovetail.core.ctx import Ctx
-from dovetail.core.declared_tensors import Absent, check_declared, held
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import Declared
-from dovetail.core.group import HeadModule, Mixer
-from dovetail.core.module import holder
-from dovetail.core.part import Part
-from dovetail.core.ranks import Ranks
-from dovetail.model import BlockModule
+from dovetail.base.errors import SpecError
+from dovetail.model.construction import tie
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.declared_tensors import Absent, check_declared, held
+from dovetail.nn.groups import HeadModule, Mixer
+from dovetail.nn.module import entries, holder
+from dovetail.nn.ranks import Ranks
 from dovetail.parallel.collective import enter, join, largest, leave, time_collectives, total
 from dovetail.parallel.context import RunRanks, TokenRanks
 from dovetail.parallel.mesh import RankError
 from dovetail.parallel.placement import Cut, TPRegion, placed, tp_regions
+from dovetail.spec.fold import Declared
+from dovetail.spec.part import Part
 
-# the methods that run a model, beside forward
-ENTRIES = ("loss", "loss_sum", "loss_and_hits", "loss_and_answers", "log_probs", "next_logits", "draft", "encode", "fill")
-INNER = ("hidden",)  # called by those; may be called directly without FSDP
 Read = Callable[[DTensor], Tensor]
 
 
@@ -147,13 +144,12 @@ def tensor_parallel(model: nn.Module, spec: Part, mesh: DeviceMesh, whole: Colle
         reads.setdefault(module, {})[leaf] = _reader(d, tp_region, cut, ranks)
     tie(model, spec)
     for module, by_name in reads.items():
-        module.__class__ = _seeing_local(type(module), tuple(by_name))
-        module.local_reads, module.local_ranks = by_name, ranks  # type: ignore[assignment]
+        module._parameters = LocalParameters(module._parameters, by_name, ranks)
     for tp_region in (one for one in found if one.bounded):
         module = _module_at(model, tp_region.path)
         if module is not None:
             _bound(module, tp_region, ranks)
-    run_with(model, "local_ranks", ranks)
+    run_with(model, ranks)
     model.ranks = Ranks(ranks)  # type: ignore[assignment]  # default contexts take it
     return ranks
 
@@ -229,43 +225,35 @@ def _module_at(model: nn.Module, path: str) -> nn.Module | None:
     return at
 
 
-@functools.cache
-def _seeing_local(cls: type[nn.Module], names: tuple[str, ...]) -> Any:
-    """Return the class whose attributes of these names are the local tensors of this rank while the model runs."""
+class LocalParameters(dict[str, Any]):
+    """The parameters of a module. While the model runs, one that is read is the local tensor of this rank; outside of a run,
+    and for whoever iterates over them (optimizers, checkpoints), it is the DTensor."""
 
-    def attribute(name: str) -> property:
-        def read(self: Any) -> Tensor:
-            weight = self._parameters[name]
-            return self.local_reads[name](weight) if self.local_ranks.live() else weight
+    def __init__(self, parameters: Mapping[str, Any], reads: Mapping[str, Read], ranks: TensorRanks) -> None:
+        super().__init__(parameters)
+        self.reads, self.ranks = reads, ranks
 
-        return property(read)
+    def __getitem__(self, name: str) -> Any:
+        weight = super().__getitem__(name)
+        return self.reads[name](weight) if name in self.reads and self.ranks.live() else weight
 
-    return type(f"Local{cls.__name__}", (cls,), {name: attribute(name) for name in names})
 
-
-def run_with(model: nn.Module, attribute: str, ranks: RunRanks) -> None:
+def run_with(model: nn.Module, ranks: RunRanks) -> None:
     """Make every run of the model one with these ranks: they are set in every ctx."""
-    model.__class__ = _run_with(type(model), attribute)
-    setattr(model, attribute, ranks)
+    for name in ("forward", *entries(type(model), nested=True)):
+        setattr(model, name, MethodType(_with(getattr(model, name).__func__, ranks), model))
 
 
-@functools.cache
-def _run_with(cls: type[nn.Module], attribute: str) -> Any:
-    """Return the class whose entry methods run with the ranks in this attribute: they are set in every ctx."""
+def _with(method: Callable[..., Any], ranks: RunRanks) -> Callable[..., Any]:
+    """A method that runs with ranks: they are set in every ctx that it is given."""
 
-    def entry(name: str) -> Callable[..., Any]:
-        method = getattr(cls, name)
+    @functools.wraps(method)
+    def run(self: Any, *args: Any, **named: Any) -> Any:
+        with ranks.run():
+            given = [_with_ranks(a, ranks) for a in args]
+            return method(self, *given, **{key: _with_ranks(a, ranks) for key, a in named.items()})
 
-        @functools.wraps(method)
-        def run(self: Any, *args: Any, **named: Any) -> Any:
-            ranks = getattr(self, attribute)
-            with ranks.run():
-                given = [_with_ranks(a, ranks) for a in args]
-                return method(self, *given, **{key: _with_ranks(a, ranks) for key, a in named.items()})
-
-        return run
-
-    return type(f"Run{cls.__name__}", (cls,), {name: entry(name) for name in ("forward", *ENTRIES, *INNER)})
+    return run
 
 
 def _with_ranks(argument: Any, ranks: RunRanks) -> Any:
@@ -287,19 +275,24 @@ def fully_shard_model(
     `rows` are the ranks with other rows, where they are not those of the mesh.
     """
     warnings.filterwarnings("ignore", ".*returned a view tensor.*")  # of values that later layers read, and do not change
-    run_with(model, "batch_ranks", TokenRanks(data=mesh.get_group() if rows is None else rows))
+    run_with(model, TokenRanks(data=mesh.get_group() if rows is None else rows))
     policy = MixedPrecisionPolicy() if dtype is None else MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for unit in units(model):
         for head in (module for layer in unit for module in layer.modules() if isinstance(module, HeadModule)):
             fully_shard(head, mesh=mesh, mp_policy=policy)  # the own head of a depth is called behind the depth
-            register_fsdp_forward_method(head, "loss")
+            _gather_for_entries(head)
         fully_shard(unit, mesh=mesh, mp_policy=policy)
-        for block in (layer for layer in unit if isinstance(layer, BlockModule)):
-            register_fsdp_forward_method(block, "fill")
+        for layer in unit:
+            _gather_for_entries(layer)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     time_collectives(model)
-    for name in ENTRIES:
-        register_fsdp_forward_method(model, name)
+    _gather_for_entries(model)
+
+
+def _gather_for_entries(module: nn.Module) -> None:
+    """Let every entry gather the weights of a module, as its forward pass does."""
+    for name in entries(type(module)):
+        register_fsdp_forward_method(module, name)
 
 
 def reshard(model: nn.Module) -> None:

@@ -3,7 +3,7 @@
     stage 0: embed, layers 0 … 5        stage 1: layers 6 … 12        stage 2: layers 13 … 18, norm, head
 
 Layers are cut so that the largest stage has as few weights that tokens are multiplied by as possible. Blocks take what they
-read of earlier layers as inputs (core/cross_layer.py), so a cut knows what to send beside the residual stream: the values that
+read of earlier layers as inputs (nn/cross_layer.py), so a cut knows what to send beside the residual stream: the values that
 a layer behind it reads and one before it published. Token ids are not sent: every rank reads them.
 
 A stage is the whole model with other stages' modules left out, so its weights have the paths that they have in the whole, and
@@ -13,20 +13,20 @@ a checkpoint is that of any other layout.                                       
 from __future__ import annotations
 
 import dataclasses as dc
-import functools
 from collections.abc import Iterator
 from itertools import pairwise
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.declared_tensors import Absent
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import declared
-from dovetail.core.loss import IGNORED
-from dovetail.model import Model, ModelModule
+from dovetail.base.errors import SpecError
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.declared_tensors import Absent
+from dovetail.nn.loss import IGNORED
+from dovetail.spec.fold import declared
 
 END = ("norm", "head")  # what comes after the last layer
 UNSENT = "inputs"  # token ids, which every rank has
@@ -119,7 +119,7 @@ def keep_stage(model: ModelModule, stage: Stage) -> None:
     for i in range(len(model.layers)):
         if i not in stage.layers:
             model.layers[i] = Absent()
-    model.__class__ = _staged(type(model))
+    model.forward = MethodType(_forward, model)
     model.stage, model.before, model.after = stage, before, after  # type: ignore[assignment]
 
 
@@ -135,12 +135,6 @@ def _reads(model: ModelModule, layer: int) -> Iterator[tuple[str, str]]:
         for _, read in () if block.io is None else block.io.reads:
             if (read.source, read.name) != (model.path, UNSENT):
                 yield read.source, read.name
-
-
-@functools.cache
-def _staged(cls: type[ModelModule]) -> Any:
-    """The class of a model whose forward pass is that of one stage."""
-    return type(f"Stage{cls.__name__}", (cls,), {"forward": _forward})
 
 
 def _forward(self: Any, *given: Tensor, tokens: Tensor, labels: Tensor, ctx: Ctx, hits: bool = False) -> Any:

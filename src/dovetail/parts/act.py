@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.group import Act
-from dovetail.core.part import register
+from dovetail.nn.groups import Act
+from dovetail.spec.part import register
 
 
 @register("relu")

@@ -15,13 +15,13 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from dovetail.core.cross_layer import Values
-from dovetail.core.ctx import Ctx
-from dovetail.core.field import MAX_FACTOR, bounded
-from dovetail.core.group import Ffn, Mixer, Steps
-from dovetail.core.part import child, register
-from dovetail.core.scope import Scope
-from dovetail.model import Block, BlockModule
+from dovetail.nn.block import Block, BlockModule, BlockProof
+from dovetail.nn.cross_layer import Values
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Ffn, Mixer, Steps
+from dovetail.spec.field import MAX_FACTOR, bounded
+from dovetail.spec.part import child, register
+from dovetail.spec.scope import Scope
 
 FACTORS = {"mixer_in": 0.6, "mixer_out": 1.3, "ssm_in": 1.5, "ssm_out": 0.7, "ffn_out": 0.8}  # fields, with a sample of each
 
@@ -39,13 +39,17 @@ class HybridBlock(Block):
     ssm_out: float = bounded(1.0, above=0, at_most=MAX_FACTOR)
     ffn_out: float = bounded(1.0, above=0, at_most=MAX_FACTOR)
 
-    SAMPLES = {**Block.SAMPLES, **{name: [1.0, other] for name, other in FACTORS.items()}}
-
     def multipliers(self) -> dict[str, tuple[float, float]]:
         return {"mixer": (self.mixer_in, self.mixer_out), "ssm": (self.ssm_in, self.ssm_out), "ffn": (1.0, self.ffn_out)}
 
-    def idle(self, scope: Scope) -> frozenset[str]:
-        return super().idle(scope) | {name for name in FACTORS if name.partition("_")[0] not in self.branches()}
+
+class HybridBlockProof(BlockProof, of=HybridBlock):
+    """Sampled values and idle fields."""
+
+    samples = {**BlockProof.samples, **{name: [1.0, other] for name, other in FACTORS.items()}}
+
+    def idle(self, part: Block, scope: Scope) -> frozenset[str]:
+        return super().idle(part, scope) | {name for name in FACTORS if name.partition("_")[0] not in part.branches()}
 
 
 class HybridBlockModule(BlockModule, of=HybridBlock):

@@ -14,12 +14,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dovetail.core.cross_layer import Values
-from dovetail.core.field import bounded
-from dovetail.core.group import Earlier, EarlierModule
-from dovetail.core.part import register
-from dovetail.core.scope import Scope
-from dovetail.core.weight import Weight
+from dovetail.nn.cross_layer import Values
+from dovetail.nn.groups import Earlier, EarlierModule
+from dovetail.spec.field import bounded
+from dovetail.spec.part import register
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import Weight
 
 
 @register("shared_kv")

@@ -26,16 +26,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import InputError
-from dovetail.core.field import MAX_FACTOR, bounded
-from dovetail.core.group import Embed, EmbedModule
-from dovetail.core.layout import TokenLayout
-from dovetail.core.linear import Linear, dtype_of
-from dovetail.core.part import Mistake, Problem, broken, register
-from dovetail.core.scope import Scope
-from dovetail.core.weight import Weight
+from dovetail.base.errors import InputError
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Embed, EmbedModule
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.linear import Linear, dtype_of
 from dovetail.ops.vocab import lookup
+from dovetail.spec.field import MAX_FACTOR, bounded
+from dovetail.spec.part import Problem, broken, register
+from dovetail.spec.part_proof import FieldCause, Proof
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import Weight
 
 VOCAB = ("vocab",)
 
@@ -47,11 +48,6 @@ class Tokens(Embed):
     token_ids = True
     tp_axes = VOCAB
     TAPS = {"out": "pos channel"}
-    MISTAKES = {
-        "scale": Mistake("embedding scale", (1.0,)),
-        "scale_by_width": Mistake("embedding scale", (1.0,)),
-        "types": Mistake("token types missing"),
-    }
 
     scale: float = bounded(1.0, above=0, at_most=MAX_FACTOR)
     scale_by_width: bool = False  # multiplies by √width (Vaswani et al. 2017, Gemma)
@@ -60,14 +56,6 @@ class Tokens(Embed):
     width: int | None = bounded(
         None, above=0, widens=True
     )  # of the table, where it is projected to the residual stream; None: the same
-
-    SAMPLES = {
-        "scale": [1.0, 2.0],
-        "scale_by_width": [False, True],
-        "shared": [False, True],
-        "types": [0, 2],
-        "width": [None, 10],
-    }
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(types=self.types)
@@ -98,6 +86,23 @@ class Tokens(Embed):
         return torch.randint(0, scope.size("vocab"), (batch, n), generator=generator)
 
 
+class TokensProof(Proof, of=Tokens):
+    """Sampled values and causes."""
+
+    causes = {
+        "scale": FieldCause("embedding scale", (1.0,)),
+        "scale_by_width": FieldCause("embedding scale", (1.0,)),
+        "types": FieldCause("token types missing"),
+    }
+    samples = {
+        "scale": [1.0, 2.0],
+        "scale_by_width": [False, True],
+        "shared": [False, True],
+        "types": [0, 2],
+        "width": [None, 10],
+    }
+
+
 class TokensModule(EmbedModule, of=Tokens):
     """tokens (…, n) -> x (…, n, embed)."""
 
@@ -123,8 +128,8 @@ class TokensModule(EmbedModule, of=Tokens):
             x = x + F.embedding(types, self.type_table)
         return x if ctx.taps is None else ctx.tap(self, "out", x), ctx.layout
 
-    def widen(self, x: Tensor) -> Tensor:
-        return x if self.part.width is None else self.project(x)
+    def widen(self, x: Tensor, ctx: Ctx | None = None) -> Tensor:
+        return x if self.part.width is None else self.project(x, ctx)
 
     def check_ids(self, ids: Tensor, rows: int, what: str, table: str) -> None:
         """Raise InputError where an id has no row in its table. On CPU and outside compiled graphs alone: reading the ids
@@ -149,8 +154,6 @@ class Patches(Embed):
     channels: int = bounded(3, above=0)
     class_token: bool = True
     bias: bool = True
-
-    SAMPLES = {"image": [12, 18], "patch": [3, 6], "channels": [3, 1], "class_token": [True, False], "bias": [True, False]}
 
     def side(self) -> int:
         """Patches per side."""
@@ -183,6 +186,12 @@ class Patches(Embed):
         return False
 
 
+class PatchesProof(Proof, of=Patches):
+    """Sampled values."""
+
+    samples = {"image": [12, 18], "patch": [3, 6], "channels": [3, 1], "class_token": [True, False], "bias": [True, False]}
+
+
 class PatchesModule(EmbedModule, of=Patches):
     """images (batch, channels, height, width) -> x (batch, n, embed)."""
 
@@ -193,7 +202,7 @@ class PatchesModule(EmbedModule, of=Patches):
     def forward(self, inputs: Tensor, ctx: Ctx) -> tuple[Tensor, TokenLayout]:
         size, side = self.part.patch, self.part.side()
         patches = F.unfold(inputs.to(dtype_of(self.project)), size, stride=size).transpose(-1, -2)
-        x = self.project(patches)
+        x = self.project(patches, ctx)
         rows = torch.arange(side, device=x.device)
         coords = torch.stack(torch.meshgrid(rows, rows, indexing="ij"), -1).flatten(0, 1)
         if self.part.class_token:  # at coordinates (0, 0), as the first patch; its order differs
@@ -218,8 +227,6 @@ class TokensAndPatches(Embed):
     channels: int = bounded(3, above=0)
     bias: bool = True
 
-    SAMPLES = {"patch": [3, 2], "channels": [3, 1], "bias": [True, False]}
-
     def axes(self, scope: Scope) -> Scope:
         return scope.add(patch_values=self.channels * self.patch**2)
 
@@ -237,6 +244,12 @@ class TokensAndPatches(Embed):
 
     def example_patches(self, scope: Scope, generator: torch.Generator) -> Tensor:
         return torch.randn(EXAMPLE, self.channels, self.patch, self.patch, generator=generator, dtype=torch.float64)
+
+
+class TokensAndPatchesProof(Proof, of=TokensAndPatches):
+    """Sampled values."""
+
+    samples = {"patch": [3, 2], "channels": [3, 1], "bias": [True, False]}
 
 
 class TokensAndPatchesModule(EmbedModule, of=TokensAndPatches):
@@ -261,7 +274,7 @@ class TokensAndPatchesModule(EmbedModule, of=TokensAndPatches):
         image = inputs >= self.vocab
         x = F.embedding(torch.where(image, 0, inputs), self.table)
         if len(patches):
-            projected = self.project(patches.flatten(1).to(x.dtype))
+            projected = self.project(patches.flatten(1).to(x.dtype), ctx)
             x = torch.where(image[..., None], F.embedding(torch.where(image, inputs - self.vocab, 0), projected), x)
         return ctx.tap(self, "out", x), ctx.layout
 

@@ -18,12 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.field import bounded
-from dovetail.core.group import Feature, FeatureModule
-from dovetail.core.module import at_least_fp32
-from dovetail.core.part import Problem, register
-from dovetail.core.scope import Scope
-from dovetail.core.weight import Weight
+from dovetail.nn.groups import Feature, FeatureModule
+from dovetail.nn.module import at_least_fp32
+from dovetail.spec.field import bounded
+from dovetail.spec.part import Problem, register
+from dovetail.spec.part_proof import Proof
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import Weight
 
 
 @register("elu_features")
@@ -44,7 +45,11 @@ class ReluFeatures(Feature):
 
     floor: float = bounded(1e-3, above=0, remedy="at 0 all weights of a query could be 0")
 
-    SAMPLES = {"floor": [1e-3, 0.2]}
+
+class ReluFeaturesProof(Proof, of=ReluFeatures):
+    """Sampled values."""
+
+    samples = {"floor": [1e-3, 0.2]}
 
 
 class ReluFeaturesModule(FeatureModule, of=ReluFeatures):
@@ -62,8 +67,6 @@ class RandomFeatures(Feature):
 
     features: int | None = bounded(None, above=0)  # None: twice the head
     draw: int = bounded(0, at_least=0)  # seed of the directions
-
-    SAMPLES = {"features": [None, 11], "draw": [0, 3]}
 
     def count(self, head: int) -> int:
         return self.features or 2 * head
@@ -88,6 +91,12 @@ class RandomFeatures(Feature):
             return []
         what = f"{scope.size('features')} directions do not span a head of {scope.size('head')}"
         return [Problem("features", what, "use at least as many as the head is wide")]
+
+
+class RandomFeaturesProof(Proof, of=RandomFeatures):
+    """Sampled values."""
+
+    samples = {"features": [None, 11], "draw": [0, 3]}
 
 
 # of the exponent of a key: without it all features of a key of norm 20 underflow in float32, and tokens that see only such keys

@@ -22,18 +22,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.errors import UsageError
-from dovetail.core.group import Mask
-from dovetail.core.keywords import checks_keywords
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import Module, make
-from dovetail.core.part import Part, from_data
-from dovetail.core.scope import Scope
-from dovetail.core.view import Scoring
+from dovetail.base.errors import UsageError
+from dovetail.base.keywords import checks_keywords
+from dovetail.nn.groups import Mask
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import Module, make
+from dovetail.nn.view import Scoring
 from dovetail.ops.attend import attend
 from dovetail.ops.scan.state_space import convolved, naive
 from dovetail.parts.position.absolute import Sinusoidal, SinusoidalModule
 from dovetail.parts.position.rope import Rope, RopeModule
+from dovetail.spec.part import Part, from_data
+from dovetail.spec.scope import Scope
 
 MaskLike = Mask | str | Mapping[str, Any] | Sequence[Any]
 

@@ -23,17 +23,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.field import bounded
-from dovetail.core.group import Act, Head, HeadModule, Norm
-from dovetail.core.linear import Linear
-from dovetail.core.loss import IGNORED, LossSum
-from dovetail.core.module import Module, at_least_fp32
-from dovetail.core.part import Mistake, Problem, child, register
-from dovetail.core.scope import Scope
-from dovetail.core.weight import Weight
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Act, Head, HeadModule, Norm
+from dovetail.nn.linear import Linear
+from dovetail.nn.loss import IGNORED, LossSum
+from dovetail.nn.module import Module, at_least_fp32
 from dovetail.ops.pooling import Pool, pool
 from dovetail.ops.vocab import chunked_cross_entropy, cross_entropy_sum, sharded_cross_entropy
+from dovetail.spec.field import bounded
+from dovetail.spec.part import Problem, child, register
+from dovetail.spec.part_proof import FieldCause, Proof
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import Weight
 
 VOCAB = ("vocab",)
 
@@ -97,18 +98,10 @@ class VocabHead(Head):
 class Lm(VocabHead):
     """Language modeling: logits over the vocabulary per token."""
 
-    MISTAKES = {
-        "softcap": Mistake("soft-cap"),
-        "scale": Mistake("logit scale", (1.0,)),
-        "bias": Mistake("bias missing"),
-    }
-
     tied: bool = True
     bias: bool = False
     scale: float = bounded(1.0, above=0)  # multiplies the logits
     softcap: float | None = bounded(None, above=0, remedy="use null for none")
-
-    SAMPLES = {"tied": [True, False], "bias": [False, True], "scale": [1.0, 0.5], "softcap": [None, 3.0]}
 
     def weights(self, scope: Scope) -> list[Weight]:
         return _vocabulary(self.tied, self.bias)
@@ -123,6 +116,17 @@ class Lm(VocabHead):
         return [Problem("tied", what, "set tied: false, or use masked_lm, whose dense layer has the table's width")]
 
 
+class LmProof(Proof, of=Lm):
+    """Sampled values and causes."""
+
+    causes = {
+        "softcap": FieldCause("soft-cap"),
+        "scale": FieldCause("logit scale", (1.0,)),
+        "bias": FieldCause("bias missing"),
+    }
+    samples = {"tied": [True, False], "bias": [False, True], "scale": [1.0, 0.5], "softcap": [None, 3.0]}
+
+
 class LmModule(TokenLogitsModule, of=Lm):
     """x (…, embed) -> logits (…, vocab)."""
 
@@ -133,7 +137,7 @@ class LmModule(TokenLogitsModule, of=Lm):
 
     def logits(self, x: Tensor, ctx: Ctx) -> Tensor:
         x = x if ctx.ranks.axes is None else ctx.ranks.copy_to_region(x, self.answers)
-        out = self.out(x) + self.bias if self.part.bias else self.out(x)
+        out = self.out(x, ctx) + self.bias if self.part.bias else self.out(x, ctx)
         if self.part.scale != 1.0:
             out = out * self.part.scale
         if self.part.softcap is not None:
@@ -145,15 +149,11 @@ class LmModule(TokenLogitsModule, of=Lm):
 class MaskedLm(VocabHead):
     """Masked language modeling (BERT): logits over the vocabulary per token, behind a dense layer."""
 
-    MISTAKES = {"bias": Mistake("bias missing"), "act": Mistake("activation")}
-
     act: Act = child("gelu")
     norm: Norm = child("layernorm")
     tied: bool = True
     bias: bool = True
     dense_bias: bool = True
-
-    SAMPLES = {"tied": [True, False], "bias": [True, False], "dense_bias": [True, False]}
 
     def weights(self, scope: Scope) -> list[Weight]:
         width = self.inner(scope)
@@ -165,6 +165,13 @@ class MaskedLm(VocabHead):
 
     def child_scope(self, scope: Scope, child: str) -> Scope:
         return scope.bind(dim=self.inner(scope))
+
+
+class MaskedLmProof(Proof, of=MaskedLm):
+    """Sampled values and causes."""
+
+    causes = {"bias": FieldCause("bias missing"), "act": FieldCause("activation")}
+    samples = {"tied": [True, False], "bias": [True, False], "dense_bias": [True, False]}
 
 
 class MaskedLmModule(TokenLogitsModule, of=MaskedLm):
@@ -181,8 +188,8 @@ class MaskedLmModule(TokenLogitsModule, of=MaskedLm):
         self.act = self.part.act.function
 
     def logits(self, x: Tensor, ctx: Ctx) -> Tensor:
-        hidden = ctx.ranks.copy_to_region(self.norm(self.act(self.dense(x)), ctx), self.answers)
-        return self.out(hidden) + self.bias if self.part.bias else self.out(hidden)
+        hidden = ctx.ranks.copy_to_region(self.norm(self.act(self.dense(x, ctx)), ctx), self.answers)
+        return self.out(hidden, ctx) + self.bias if self.part.bias else self.out(hidden, ctx)
 
 
 @dc.dataclass(frozen=True, kw_only=True)
@@ -196,8 +203,6 @@ class ByClass(Head):
     norm: Norm | None = None  # after the activation (ModernBERT)
     dense_bias: bool = True
     dropout: float = bounded(0.0, at_least=0, below=1)  # before the last matrix
-
-    SAMPLES = {"classes": [3, 5], "dense_bias": [True, False], "dropout": [0.0, 0.2]}
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(classes=self.classes)
@@ -215,11 +220,17 @@ class ByClass(Head):
             return [Problem("norm", "needs a dense layer before it", "give an `act`, or norm: null")]
         return []
 
-    def idle(self, scope: Scope) -> frozenset[str]:
-        return frozenset({"dense_bias"}) if self.act is None else frozenset()
-
     def labels(self, scope: Scope, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randint(0, self.classes, shape, generator=generator)
+
+
+class ByClassProof(Proof, of=ByClass):
+    """Sampled values and idle fields."""
+
+    samples = {"classes": [3, 5], "dense_bias": [True, False], "dropout": [0.0, 0.2]}
+
+    def idle(self, part: ByClass, scope: Scope) -> frozenset[str]:
+        return frozenset({"dense_bias"}) if part.act is None else frozenset()
 
 
 class ByClassModule(TokenLogitsModule, of=ByClass):
@@ -240,13 +251,13 @@ class ByClassModule(TokenLogitsModule, of=ByClass):
     def hidden(self, x: Tensor, ctx: Ctx) -> Tensor:
         """(…, embed) -> like x: the dense layer, its norm and dropout."""
         if self.act is not None:
-            x = self.act(self.dense(x))
+            x = self.act(self.dense(x, ctx))
         if self.part.norm is not None:
             x = self.norm(x, ctx)
         return x if ctx.draws is None else ctx.draws.dropout(ctx, x, self.part.dropout, self)
 
     def logits(self, x: Tensor, ctx: Ctx) -> Tensor:
-        return self.out(x)
+        return self.out(x, ctx)
 
 
 @register("classifier")
@@ -257,13 +268,17 @@ class Classifier(ByClass):
 
     pooling: Pool = "first"
 
-    SAMPLES = {**ByClass.SAMPLES, "pooling": ["first", "last", "mean"]}
-
     def pools(self) -> bool:
         return True
 
     def ranks(self) -> bool:
         return self.classes == 1
+
+
+class ClassifierProof(ByClassProof, of=Classifier):
+    """Sampled values."""
+
+    samples = {**ByClassProof.samples, "pooling": ["first", "last", "mean"]}
 
 
 class ClassifierModule(ByClassModule, of=Classifier):
@@ -300,8 +315,6 @@ class PooledEmbedding(Head):
     dense: bool = False  # through tanh(W · + b), BERT's pooler
     unit: bool = False  # scaled to length 1
 
-    SAMPLES = {"pooling": ["mean", "first", "last"], "dense": [False, True], "unit": [False, True]}
-
     def weights(self, scope: Scope) -> list[Weight]:
         if not self.dense:
             return []
@@ -315,6 +328,12 @@ class PooledEmbedding(Head):
         return torch.randn(*shape, scope.size("embed"), generator=generator, dtype=torch.float64)
 
 
+class PooledEmbeddingProof(Proof, of=PooledEmbedding):
+    """Sampled values."""
+
+    samples = {"pooling": ["mean", "first", "last"], "dense": [False, True], "unit": [False, True]}
+
+
 class PooledEmbeddingModule(HeadModule, of=PooledEmbedding):
     """x (…, n, embed) -> vector (documents, embed)."""
 
@@ -324,7 +343,7 @@ class PooledEmbeddingModule(HeadModule, of=PooledEmbedding):
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
         vector = pool(x, ctx.layout, self.part.pooling)
         if self.part.dense:
-            vector = torch.tanh(self.out(vector))
+            vector = torch.tanh(self.out(vector, ctx))
         if self.part.unit:
             vector = F.normalize(vector.to(at_least_fp32(vector.dtype)), dim=-1).to(vector.dtype)
         return ctx.tap(self, "vector", vector)
@@ -343,8 +362,6 @@ class Reward(Head):
 
     pooling: Pool = "last"
 
-    SAMPLES = {"pooling": ["last", "first", "mean"]}
-
     def axes(self, scope: Scope) -> Scope:
         return scope.add(one=1)
 
@@ -361,6 +378,12 @@ class Reward(Head):
         return torch.randn(*shape, 1, generator=generator, dtype=torch.float64)
 
 
+class RewardProof(Proof, of=Reward):
+    """Sampled values."""
+
+    samples = {"pooling": ["last", "first", "mean"]}
+
+
 class RewardModule(HeadModule, of=Reward):
     """x (…, n, embed) -> value (documents, 1)."""
 
@@ -368,7 +391,7 @@ class RewardModule(HeadModule, of=Reward):
     out: Linear
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
-        return ctx.tap(self, "value", self.out(pool(x, ctx.layout, self.part.pooling)))
+        return ctx.tap(self, "value", self.out(pool(x, ctx.layout, self.part.pooling), ctx))
 
     def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> LossSum:
         return _summed((self.forward(x, ctx) - labels.to(x.dtype)).square())

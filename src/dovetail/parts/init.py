@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from math import sqrt
 
-from dovetail.core.field import bounded
-from dovetail.core.group import Init
-from dovetail.core.part import register
-from dovetail.core.scope import Scope
-from dovetail.core.weight import Weight
+from dovetail.nn.groups import Init
+from dovetail.spec.field import bounded
+from dovetail.spec.part import register
+from dovetail.spec.part_proof import Proof
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import Weight
 
 LARGEST_SPREAD = 10.0  # far above any in use; products of the matrices of one branch stay in float32
 
@@ -32,11 +33,15 @@ class Normal(Init):
     spread: float = bounded(0.02, at_least=0, at_most=LARGEST_SPREAD)
     residual: bool = True
 
-    SAMPLES = {"spread": [0.02, 0.05], "residual": [True, False]}
-
     def std(self, weight: Weight, scope: Scope) -> float:
         deep = self.residual and writes_stream(weight, scope)
         return self.spread / sqrt(2 * scope.depth) if deep else self.spread
+
+
+class NormalProof(Proof, of=Normal):
+    """Sampled values."""
+
+    samples = {"spread": [0.02, 0.05], "residual": [True, False]}
 
 
 @register("fan_in")
@@ -45,12 +50,16 @@ class FanIn(Init):
 
     gain: float = bounded(1.0, at_least=0, at_most=LARGEST_SPREAD)
 
-    SAMPLES = {"gain": [1.0, 0.5]}
-
     def std(self, weight: Weight, scope: Scope) -> float:
         if weight.role == "embed" or not weight.inp:
             return self.gain
         return self.gain / sqrt(scope.size(*weight.inp))
+
+
+class FanInProof(Proof, of=FanIn):
+    """Sampled values."""
+
+    samples = {"gain": [1.0, 0.5]}
 
 
 @register("mup")
@@ -64,8 +73,6 @@ class Mup(Init):
     spread: float = bounded(0.02, at_least=0, at_most=LARGEST_SPREAD)
     base_width: int = bounded(256, above=0, at_most=2**20)
 
-    SAMPLES = {"spread": [0.02, 0.05], "base_width": [256, 64]}
-
     def std(self, weight: Weight, scope: Scope) -> float:
         if weight.role == "embed" or not weight.inp:
             return self.spread
@@ -77,3 +84,9 @@ class Mup(Init):
 
     def tied_scale(self, width: int) -> float | None:
         return self.base_width / width
+
+
+class MupProof(Proof, of=Mup):
+    """Sampled values."""
+
+    samples = {"spread": [0.02, 0.05], "base_width": [256, 64]}

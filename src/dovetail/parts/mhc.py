@@ -21,15 +21,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.field import bounded
-from dovetail.core.group import Steps
-from dovetail.core.linear import Linear
-from dovetail.core.module import at_least_fp32
-from dovetail.core.part import register
-from dovetail.core.scope import Scope
-from dovetail.core.weight import Weight
-from dovetail.core.wire import Branching, Scaled, WireModule
+from dovetail.nn.block import Branching, Scaled, ScaledProof, WireModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Steps
+from dovetail.nn.linear import Linear
+from dovetail.nn.module import at_least_fp32
+from dovetail.spec.field import bounded
+from dovetail.spec.part import register
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import Weight
 
 START, APART = 0.01, -8.0  # initial scale of what depends on the token; initial logit of mixing two streams
 
@@ -44,8 +44,6 @@ class Mhc(Scaled):
     iterations: int = bounded(20, at_least=1, at_most=100)  # of Sinkhorn's algorithm, each over rows and columns
     eps: float = bounded(1e-6, above=0)
     norm_eps: float = bounded(1e-6, above=0)
-
-    SAMPLES = {**Scaled.SAMPLES, "count": [2, 3], "iterations": [20, 2], "eps": [1e-6, 0.01], "norm_eps": [1e-6, 0.1]}
 
     def streams(self) -> int:
         return self.count
@@ -85,9 +83,20 @@ class Mhc(Scaled):
             return torch.full((scope.size("steps"), 3), START, dtype=torch.float64)
         return torch.full((1,), START, dtype=torch.float64) if name == "end_factor" else super().constant(name, scope)
 
+    def taps(self, scope: Scope) -> Mapping[str, str]:
+        """Of each step, the logits of what it reads, writes and mixes, before their factor and base; and of the end."""
+        names = [*(f"mix{i}" for i in range(scope.size("steps"))), *(["end"] if scope.closes else [])]
+        return {name: "pos stream" if name == "end" else "pos coefficient" for name in names}
+
     def cost(self, scope: Scope, n: int) -> tuple[int, int]:
         mixing = 2 * n * scope.size("steps", "streams", "streams", "embed")
         return mixing, mixing
+
+
+class MhcProof(ScaledProof, of=Mhc):
+    """Sampled values."""
+
+    samples = {**ScaledProof.samples, "count": [2, 3], "iterations": [20, 2], "eps": [1e-6, 0.01], "norm_eps": [1e-6, 0.1]}
 
 
 class MhcModule(WireModule, of=Mhc):
@@ -111,13 +120,14 @@ class MhcModule(WireModule, of=Mhc):
     def open(self, x: Tensor) -> Tensor:
         return x.unsqueeze(-2).expand(*x.shape[:-1], self.count, x.shape[-1])
 
-    def close(self, x: Tensor) -> Tensor:
-        logits = self.end(self.flat(x)) * self.end_factor + self.end_base
-        return self.mixture(logits, x)
+    def close(self, x: Tensor, ctx: Ctx | None = None) -> Tensor:
+        logits = self.end(self.flat(x), ctx)
+        logits = logits if ctx is None else ctx.tap(self, "end", logits)
+        return self.mixture(logits * self.end_factor + self.end_base, x)
 
     def forward(self, x: Tensor, ctx: Ctx, block: Branching, views: Mapping[str, Any]) -> Tensor:
         for i, step in enumerate(block.steps):
-            pre, post, mixing = self.coefficients(x, i)
+            pre, post, mixing = self.coefficients(x, i, ctx)
             y = self.sum(block, step, block.normed(f"{step[0]}_norm", self.mixture(pre, x), ctx), ctx, views)
             wide = post[..., None] * y.to(post.dtype)[..., None, :] + mixing.transpose(-1, -2) @ x.to(mixing.dtype)
             x = ctx.tap(block, f"after_{step[0]}", wide.to(x.dtype))
@@ -133,11 +143,11 @@ class MhcModule(WireModule, of=Mhc):
         weights = torch.sigmoid(logits) + self.eps
         return (weights[..., None] * x.to(weights.dtype)).sum(-2).to(x.dtype)
 
-    def coefficients(self, x: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor]:
+    def coefficients(self, x: Tensor, step: int, ctx: Ctx) -> tuple[Tensor, Tensor, Tensor]:
         """The logits (…, n, streams) of what a step reads, the weights (…, n, streams) with which it writes, and the
         doubly stochastic matrix (…, n, streams, streams) that mixes the streams: from the first axis to the second."""
         s, sizes = self.count, (self.count, self.count, self.count**2)
-        mixed = self.modules_named(f"mix{step}")(self.flat(x)).split(sizes, -1)
+        mixed = ctx.tap(self, f"mix{step}", self.modules_named(f"mix{step}")(self.flat(x), ctx)).split(sizes, -1)
         factors, bases = self.factor[step].unbind(-1), self.base[step].split(sizes, -1)
         pre, post, comb = (u * factor + base for u, factor, base in zip(mixed, factors, bases, strict=True))
         return pre, 2.0 * torch.sigmoid(post), self.sinkhorn(torch.softmax(comb.unflatten(-1, (s, s)), -1) + self.eps)

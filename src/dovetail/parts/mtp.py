@@ -3,7 +3,7 @@
     hᵏᵢ = norm(block(M [norm E(tᵢ₊ₖ); norm hᵏ⁻¹ᵢ]))        M (embed, 2·embed);  h, E(t) (…, n, embed)
 
 hᵏ goes through the model's own head, whose logits predict tᵢ₊ₖ₊₁, and to the next depth. The embedding E is the model's own.
-The three norms have weights of their own; the block has its own decode state. `core/multi_token.py` chains the depths in
+The three norms have weights of their own; the block has its own decode state. `model/multi_token.py` chains the depths in
 training, `model.draft` one by one.        DeepSeek-AI 2024 (DeepSeek-V3), section 2.2
 
 Medusa: one head, which predicts a further token from the hidden states of the model alone.
@@ -13,7 +13,7 @@ Medusa: one head, which predicts a further token from the hidden states of the m
 hᵏ goes through the model's head, or one of its own, whose logits predict tᵢ₊ₖ₊₁. W and b are zero at first: hᵏ = h⁰, so that a
 fresh head without one of its own predicts what the model predicts. It reads no token and has no decode state: the last hidden
 state alone gives the drafts of all heads. A model has one `medusa` per further token in its field `mtp`, which
-`core/multi_token.py` trains.
+`model/multi_token.py` trains.
 
 Cai et al. 2024 (Medusa), section 2.1: Medusa-1 trains the heads on a frozen model, Medusa-2 both together.
 
@@ -39,15 +39,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.field import bounded
-from dovetail.core.group import MAX_FACTOR, Act, AheadTerm, Head, Mixer, Mtp, MtpModule, Norm
-from dovetail.core.linear import Linear
-from dovetail.core.module import Module
-from dovetail.core.part import Part, Problem, child, register
-from dovetail.core.scope import Scope
-from dovetail.core.weight import Weight
-from dovetail.model import Block, BlockModule
+from dovetail.nn.block import Block, BlockModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Act, AheadTerm, Head, Mixer, Mtp, MtpModule, MtpProof, Norm
+from dovetail.nn.linear import Linear
+from dovetail.nn.module import Module
+from dovetail.spec.field import MAX_FACTOR, bounded
+from dovetail.spec.part import Part, Problem, child, register
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import Weight
 
 
 class BlockDepth(Mtp):
@@ -56,14 +56,6 @@ class BlockDepth(Mtp):
     TAPS = {"projected": "pos channel", "hidden": "pos channel"}
 
     block: Block
-
-    SAMPLES = {
-        "weight": [0.3, 0.1],
-        "block": [
-            {"mixer": {"heads": 6, "head": 12}, "ffn": {"hidden": 44}},
-            {"mixer": {"heads": 6, "head": 12, "mask": ["causal", {"kind": "window", "size": 5}]}, "ffn": None},
-        ],
-    }
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(halves=2)
@@ -94,6 +86,18 @@ class BlockDepth(Mtp):
         ]
 
 
+class BlockDepthProof(MtpProof, of=BlockDepth):
+    """Sampled values."""
+
+    samples = {
+        "weight": [0.3, 0.1],
+        "block": [
+            {"mixer": {"heads": 6, "head": 12}, "ffn": {"hidden": 44}},
+            {"mixer": {"heads": 6, "head": 12, "mask": ["causal", {"kind": "window", "size": 5}]}, "ffn": None},
+        ],
+    }
+
+
 @register("mtp")
 class MtpDepth(BlockDepth):
     """One depth of multi-token prediction: a block that reads the hidden state and the next token (DeepSeek-V3)."""
@@ -116,7 +120,7 @@ class MtpDepthModule(MtpModule, of=MtpDepth):
 
     def forward(self, before: Tensor, embedded: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
         halves = torch.cat([self.embed_norm(embedded, ctx), self.hidden_norm(before, ctx)], -1)
-        x = self.block(ctx.tap(self, "projected", self.proj(halves)), ctx, views)
+        x = self.block(ctx.tap(self, "projected", self.proj(halves, ctx)), ctx, views)
         return ctx.tap(self, "hidden", self.norm(x, ctx))
 
 
@@ -130,8 +134,6 @@ class Eagle(BlockDepth):
     probs: float = bounded(0.1, at_least=0, at_most=MAX_FACTOR)  # the cross-entropy of the model's probs, per unit of `weight`
     noise: float = bounded(0.05, at_least=0)  # its standard deviation, on the hidden states that are read in training
 
-    SAMPLES = {**BlockDepth.SAMPLES, "probs": [0.1, 0.5], "noise": [0.05, 0.0]}
-
     def weights(self, scope: Scope) -> list[Weight]:
         return [*super().weights(scope), Weight(name="proj.bias", out=("embed",), init="zeros", role="bias")]
 
@@ -140,6 +142,12 @@ class Eagle(BlockDepth):
         if self.probs:
             terms["probs"] = self.weight * self.probs
         return terms
+
+
+class EagleProof(BlockDepthProof, of=Eagle):
+    """Sampled values."""
+
+    samples = {**BlockDepthProof.samples, "probs": [0.1, 0.5], "noise": [0.05, 0.0]}
 
 
 class EagleModule(MtpModule, of=Eagle):
@@ -153,7 +161,7 @@ class EagleModule(MtpModule, of=Eagle):
         if ctx.draws is not None:
             before = ctx.draws.noise(ctx, before, self.part.noise, self, "noise")
         both = torch.cat([embedded, before], -1)
-        return ctx.tap(self, "hidden", self.block(ctx.tap(self, "projected", self.proj(both)), ctx, views))
+        return ctx.tap(self, "hidden", self.block(ctx.tap(self, "projected", self.proj(both, ctx)), ctx, views))
 
 
 MAX_BLOCKS = 64  # each has a module of its own: a spec must not make a billion
@@ -168,8 +176,6 @@ class Medusa(Mtp):
     blocks: int = bounded(1, above=0, at_most=MAX_BLOCKS)  # residual layers
     act: Act = child("silu")
     head: Head | None = None  # its own; None: that of the model
-
-    SAMPLES = {"weight": [0.3, 0.1], "blocks": [1, 2], "head": [None, {"kind": "lm", "tied": False}]}
 
     def own_head(self) -> Head | None:
         return self.head
@@ -199,6 +205,12 @@ class Medusa(Mtp):
         return []
 
 
+class MedusaProof(MtpProof, of=Medusa):
+    """Sampled values."""
+
+    samples = {"weight": [0.3, 0.1], "blocks": [1, 2], "head": [None, {"kind": "lm", "tied": False}]}
+
+
 class MedusaModule(MtpModule, of=Medusa):
     """hidden (…, n, embed) -> like hidden."""
 
@@ -210,5 +222,5 @@ class MedusaModule(MtpModule, of=Medusa):
 
     def forward(self, hidden: Tensor, ctx: Ctx, views: Mapping[str, Any]) -> Tensor:
         for name in self.names:
-            hidden = hidden + self.act(self.get_submodule(name)(hidden))
+            hidden = hidden + self.act(self.get_submodule(name)(hidden, ctx))
         return ctx.tap(self, "hidden", hidden)

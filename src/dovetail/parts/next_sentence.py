@@ -11,15 +11,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.group import Head, HeadModule
-from dovetail.core.linear import Linear
-from dovetail.core.loss import LossSum
-from dovetail.core.part import register
-from dovetail.core.scope import Scope
-from dovetail.core.weight import Weight
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Head, HeadModule
+from dovetail.nn.linear import Linear
+from dovetail.nn.loss import LossSum
 from dovetail.ops.pooling import pool
 from dovetail.ops.vocab import chunked_cross_entropy
+from dovetail.spec.part import register
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import Weight
 
 ANSWERS = 2  # it follows, it does not
 
@@ -57,10 +57,10 @@ class NextSentenceModule(HeadModule, of=NextSentence):
 
     def features(self, x: Tensor, ctx: Ctx) -> Tensor:
         """(…, n, embed) -> (documents, embed): BERT's pooler."""
-        return torch.tanh(self.dense(pool(x, ctx.layout, "first")))
+        return torch.tanh(self.dense(pool(x, ctx.layout, "first"), ctx))
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
-        return ctx.tap(self, "logits", self.out(self.features(x, ctx)))
+        return ctx.tap(self, "logits", self.out(self.features(x, ctx), ctx))
 
     def loss(self, x: Tensor, labels: Tensor, ctx: Ctx) -> LossSum:
-        return chunked_cross_entropy(self.out, self.features(x, ctx), labels)
+        return chunked_cross_entropy(lambda part: self.out(part, ctx), self.features(x, ctx), labels)

@@ -18,35 +18,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.field import bounded
-from dovetail.core.group import Norm
-from dovetail.core.module import Module, at_least_fp32
-from dovetail.core.part import Mistake, Problem, broken, register
-from dovetail.core.scope import Scope
-from dovetail.core.weight import Weight
+from dovetail.nn.ctx import Ctx, replaced
+from dovetail.nn.groups import Norm
+from dovetail.nn.module import Module, at_least_fp32
+from dovetail.spec.field import bounded
+from dovetail.spec.part import Problem, broken, register
+from dovetail.spec.part_proof import FieldCause, Proof
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import Weight
 
 EPS = "use a small positive number, such as 1e-5"
-WRONG_EPS = Mistake("norm's eps", (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-3, 1e-2))
+WRONG_EPS = FieldCause("norm's eps", (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-3, 1e-2))
 
 
 @register("layernorm")
 class LayerNorm(Norm):
     """LayerNorm: zero mean and unit variance per token, then a learned scale and shift."""
 
-    MISTAKES = {"eps": WRONG_EPS, "shift": Mistake("bias missing")}
-
     eps: float = bounded(1e-5, above=0, remedy=EPS)
     shift: bool = True
     plus_one: bool = False  # the factor is 1 + scale (Nemotron)
-
-    SAMPLES = {"eps": [1e-5, 0.1], "shift": [True, False], "plus_one": [False, True]}
 
     def weights(self, scope: Scope) -> list[Weight]:
         dim = scope.names(("dim",))
         scale = Weight(name="scale", out=dim, over=dim, init="zeros" if self.plus_one else "ones", role="norm")
         shift = Weight(name="shift", out=dim, over=dim, init="zeros", role="bias")
         return [scale, shift] if self.shift else [scale]
+
+
+class LayerNormProof(Proof, of=LayerNorm):
+    """Sampled values and causes."""
+
+    causes = {"eps": WRONG_EPS, "shift": FieldCause("bias missing")}
+    samples = {"eps": [1e-5, 0.1], "shift": [True, False], "plus_one": [False, True]}
 
 
 class LayerNormModule(Module, of=LayerNorm):
@@ -81,9 +85,9 @@ class LayerNormModule(Module, of=LayerNorm):
         out = self.forward(x, dc.replace(ctx, taps=None))
         if ctx.wants(self, "scale"):
             centered, variance = self.moments(x.to(at_least_fp32(x.dtype)), ctx)
-            scale = torch.sqrt(variance + self.part.eps)
-            if (new := ctx.tap(self, "scale", scale)) is not scale or in_graph(self, scale, ctx):
-                out = scaled(centered / new, factor(centered, self.scale, self.part.plus_one)).to(x.dtype)
+            scale = replaced(ctx, self, "scale", torch.sqrt(variance + self.part.eps))
+            if scale is not None:
+                out = scaled(centered / scale, factor(centered, self.scale, self.part.plus_one)).to(x.dtype)
                 shift = in_dtype_of(x, self.shift if self.part.shift else None)
                 out = out if shift is None else out + shift
         return ctx.tap(self, "out", out)
@@ -93,19 +97,10 @@ class LayerNormModule(Module, of=LayerNorm):
 class RMSNorm(Norm):
     """RMSNorm: unit mean square per token, or per group of channels of a token, then a learned scale."""
 
-    MISTAKES = {
-        "eps": WRONG_EPS,
-        "plus_one": Mistake("norm's + 1"),
-        "scale": Mistake("norm's scale missing"),
-        "groups": Mistake("norm's groups", (1, 2, 4, 8)),
-    }
-
     eps: float = bounded(1e-5, above=0, remedy=EPS)
     plus_one: bool = False  # the factor is 1 + scale (Gemma)
     scale: bool = True  # False: no factor
     groups: int = bounded(1, above=0)  # of channels, each normalized alone
-
-    SAMPLES = {"eps": [1e-5, 0.1], "plus_one": [False, True], "scale": [True, False], "groups": [1, 2]}
 
     def weights(self, scope: Scope) -> list[Weight]:
         dim = scope.names(("dim",))
@@ -122,6 +117,18 @@ class RMSNorm(Norm):
             (size % self.groups, "groups", f"{self.groups} does not divide {size} channels", ""),
             (self.plus_one and not self.scale, "plus_one", no_scale, "use false, or scale: true"),
         )
+
+
+class RMSNormProof(Proof, of=RMSNorm):
+    """Sampled values and causes."""
+
+    causes = {
+        "eps": WRONG_EPS,
+        "plus_one": FieldCause("norm's + 1"),
+        "scale": FieldCause("norm's scale missing"),
+        "groups": FieldCause("norm's groups", (1, 2, 4, 8)),
+    }
+    samples = {"eps": [1e-5, 0.1], "plus_one": [False, True], "scale": [True, False], "groups": [1, 2]}
 
 
 class RMSNormModule(Module, of=RMSNorm):
@@ -154,10 +161,11 @@ class RMSNormModule(Module, of=RMSNorm):
         out = self.forward(x, dc.replace(ctx, taps=None))
         if ctx.wants(self, "scale"):
             wide = x.to(at_least_fp32(x.dtype))
-            scale = torch.sqrt(ctx.ranks.all_reduce(self.summed(wide * wide), self.dim) / self.size + self.part.eps)
-            if (new := ctx.tap(self, "scale", scale)) is not scale or in_graph(self, scale, ctx):
+            square = ctx.ranks.all_reduce(self.summed(wide * wide), self.dim) / self.size
+            scale = replaced(ctx, self, "scale", torch.sqrt(square + self.part.eps))
+            if scale is not None:
                 learned = factor(wide, self.scale if self.part.scale else None, self.part.plus_one)
-                out = scaled(wide / self.spread(new), learned).to(x.dtype)
+                out = scaled(wide / self.spread(scale), learned).to(x.dtype)
         return ctx.tap(self, "out", out)
 
     def by_group(self, x: Tensor) -> Tensor:
@@ -173,11 +181,6 @@ class RMSNormModule(Module, of=RMSNorm):
     def spread(self, factor: Tensor) -> Tensor:
         """A factor per group (…, groups) as one per channel of this rank."""
         return factor if self.groups == 1 else factor.index_select(-1, self.group_number)
-
-
-def in_graph(norm: Module, scale: Tensor, ctx: Ctx) -> bool:
-    """Whether a listener wants the gradient at the scale, which the fused kernel does not pass through it."""
-    return scale.requires_grad and ctx.taps is not None and ctx.taps.edits(f"{norm.path}.scale".lstrip("."))
 
 
 def in_dtype_of(x: Tensor, weight: Tensor | None) -> Tensor | None:

@@ -16,16 +16,17 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.cross_layer import DISCARDED, Values
-from dovetail.core.ctx import Ctx
-from dovetail.core.field import bounded
-from dovetail.core.group import Act, Ffn, Norm, Steps
-from dovetail.core.linear import Linear
-from dovetail.core.module import Module
-from dovetail.core.part import Part, Problem, child, register
-from dovetail.core.scope import Scope
-from dovetail.core.weight import Read, Weight
-from dovetail.model import Block
+from dovetail.nn.block import Block
+from dovetail.nn.cross_layer import DISCARDED, Values
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Act, Ffn, Norm, Steps
+from dovetail.nn.linear import Linear
+from dovetail.nn.module import Module
+from dovetail.spec.field import bounded
+from dovetail.spec.part import Part, Problem, child, register
+from dovetail.spec.part_proof import Proof
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import Read, Weight
 
 
 @register("ple")
@@ -39,8 +40,6 @@ class Ple(Ffn):
     act: Act = child("gelu_tanh")
     norm: Norm = child("rmsnorm")
     shares_norm: int | None = bounded(None, at_least=0)  # an earlier layer, whose norm of what is found it uses
-
-    SAMPLES = {"piece": [5, 9], "shares_norm": [None]}  # two layers must agree
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(piece=self.piece)
@@ -73,6 +72,12 @@ class Ple(Ffn):
         return [Read(scope.of_model(), "inputs"), Read(scope.of_model(), "embedded", ("embed",))]
 
 
+class PleProof(Proof, of=Ple):
+    """Sampled values."""
+
+    samples = {"piece": [5, 9], "shares_norm": [None]}  # two layers must agree
+
+
 class PleModule(Module, of=Ple):
     """x (…, n, embed), ids (…, n), embeddings (…, n, embed) -> like x."""
 
@@ -88,10 +93,10 @@ class PleModule(Module, of=Ple):
         self.act, self.piece, self.width = self.part.act.function, self.scope.size("piece"), self.scope.size("embed")
 
     def forward(self, x: Tensor, ctx: Ctx, values: Values = DISCARDED) -> Tensor:
-        own = self.found_norm(self.project(values["embedded"]) * self.width**-0.5, ctx)
+        own = self.found_norm(self.project(values["embedded"], ctx) * self.width**-0.5, ctx)
         found = F.embedding(values["inputs"], self.table) * sqrt(self.piece)
         found = ctx.tap(self, "found", (own + found.to(own.dtype)) * 2**-0.5)
-        return ctx.tap(self, "out", self.out_norm(self.o(self.act(self.gate(x)) * found), ctx))
+        return ctx.tap(self, "out", self.out_norm(self.o(self.act(self.gate(x, ctx)) * found, ctx), ctx))
 
 
 @register("ple_block")

@@ -1,4 +1,4 @@
-"""Wires: where a block's norms are, and how its branches join the residual stream. The default, `pre_norm`, is in model.py.
+"""Wires: where a block's norms are, and how its branches join the residual stream. The default, `pre_norm`, is in nn/block.py.
 
     post_norm      norm(x + f x)                                                     Vaswani et al. 2017
     sandwich_norm  x + norm(f(norm x))                                               Ding et al. 2021 (CogView), Gemma 2
@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.group import Steps
-from dovetail.core.part import Problem, register
-from dovetail.core.scope import Scope
-from dovetail.core.wire import Branching, Scaled, WireModule
+from dovetail.nn.block import Branching, Scaled, ScaledProof, WireModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Steps
+from dovetail.spec.part import Problem, register
+from dovetail.spec.scope import Scope
 
 
 @register("post_norm")
@@ -96,10 +96,15 @@ class Parallel(Scaled):
     one_norm: bool = True
 
     counts_norms = frozenset({"one_norm"})
-    SAMPLES = {**Scaled.SAMPLES, "one_norm": [True, False]}
 
     def norms(self, steps: Steps) -> tuple[str, ...]:
         return ("norm",) if self.one_norm else tuple(f"{step[0]}_norm" for step in steps)
+
+
+class ParallelProof(ScaledProof, of=Parallel):
+    """Sampled values."""
+
+    samples = {**ScaledProof.samples, "one_norm": [True, False]}
 
 
 class ParallelModule(WireModule, of=Parallel):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from dovetail.core.errors import UsageError, names_or_nearest
+from dovetail.base.errors import UsageError, names_or_nearest
 from dovetail.disk.yaml import parse_yaml
 
 

@@ -14,12 +14,12 @@ import functools
 from math import prod
 
 from dovetail.account import account
-from dovetail.core.fold import Declared, declared
-from dovetail.model import Model
+from dovetail.model.model import Model
 from dovetail.parallel.layout import Layout
 from dovetail.parallel.placement import Cut, local_slices, placed, tp_regions
 from dovetail.planning.device import Device
 from dovetail.planning.trace import Setting
+from dovetail.spec.fold import Declared, declared
 
 BYTES = {"bf16": 2, "fp32": 4}
 STATE = 16  # bytes per parameter: float32 weight, gradient, and AdamW's two moments

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from dovetail.account import account
-from dovetail.core.fold import parameters
 from dovetail.planning.search import OVERLAP, Job, Planned, Refused
 from dovetail.planning.stages import bubble
+from dovetail.spec.fold import parameters
 from dovetail.training.plan import Precision
 
 # -- interruptions ----------------------------------------------------------------------------------------------------

@@ -14,10 +14,9 @@ import dataclasses as dc
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from dovetail.core.errors import SpecError
-from dovetail.core.group import Mixer
-from dovetail.core.part import walk_spec
-from dovetail.model import Model
+from dovetail.base.errors import SpecError
+from dovetail.model.model import Model
+from dovetail.nn.groups import Mixer
 from dovetail.parallel.context import check_split
 from dovetail.parallel.layout import Layout
 from dovetail.parallel.stage import cut_layers
@@ -27,6 +26,7 @@ from dovetail.planning.formula import Formula
 from dovetail.planning.roofline import Links, Seconds, link_bytes, step_seconds
 from dovetail.planning.stages import bubble, trace_stages
 from dovetail.planning.trace import Setting
+from dovetail.spec.part import walk_spec
 from dovetail.training.plan import OptimizerKind, Precision, Recompute
 
 ROWS = (1, 2)  # of a micro-batch on one rank

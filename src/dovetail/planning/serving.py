@@ -20,13 +20,13 @@ from fractions import Fraction
 from typing import Literal
 
 from dovetail.account import value_bytes
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import attention_flops, declared, matmul_flops, states
-from dovetail.core.weight import State, Weight
-from dovetail.model import Model
+from dovetail.base.errors import SpecError
+from dovetail.model.model import Model
 from dovetail.parallel.layout import Layout
 from dovetail.planning.device import Device
 from dovetail.planning.formula import Formula
+from dovetail.spec.fold import attention_flops, declared, matmul_flops, states
+from dovetail.spec.weight import State, Weight
 
 Stored = Literal["fp32", "bf16", "fp8", "int8", "int4"]
 BYTES: dict[Stored, float] = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}

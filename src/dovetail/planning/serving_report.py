@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses as dc
 from typing import Any
 
-from dovetail.core.fold import parameters
-from dovetail.model import Model
+from dovetail.model.model import Model
 from dovetail.planning.device import Device
 from dovetail.planning.serving import Capacity, Load, Refused, Replica, assumptions
+from dovetail.spec.fold import parameters
 
 
 @dc.dataclass(frozen=True, repr=False)

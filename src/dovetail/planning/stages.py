@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import dataclasses as dc
 
-from dovetail.model import Block, Model
+from dovetail.model.model import Model
+from dovetail.nn.block import Block
 from dovetail.parallel.layout import Layout
 from dovetail.planning.cost import Memory, Trace
 from dovetail.planning.trace import BACKWARD, FORWARD, Setting, trace_step

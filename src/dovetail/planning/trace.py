@@ -26,13 +26,14 @@ from torch.distributed.tensor import _redistribute
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.utils._pytree import tree_leaves
 
-from dovetail.construction import on_meta, set_constants
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import UsageError
-from dovetail.core.layout import TokenLayout
-from dovetail.core.loss import LossSum
+from dovetail.base.errors import UsageError
 from dovetail.data.corpus import Batch
-from dovetail.model import BlockModule, Model, ModelModule
+from dovetail.model.construction import on_meta, set_constants
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.block import BlockModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.loss import LossSum
 from dovetail.parallel.construction import allocate, local, shard_on_meta
 from dovetail.parallel.context import whole_layout
 from dovetail.parallel.layout import Layout

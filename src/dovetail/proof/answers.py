@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf, isfinite, nan
 from typing import Any
 
-from dovetail.core.errors import FileError, printable
+from dovetail.base.errors import FileError, printable
 
 Key = int | str  # a token: its id, or its string
 MAX_STEPS = 8192  # positions of one choice

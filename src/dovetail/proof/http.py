@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from dovetail.core.errors import FileError, UsageError, printable
-from dovetail.core.limits import ANSWER_BYTES, ANSWER_SECONDS
+from dovetail.base.errors import FileError, UsageError, printable
+from dovetail.base.limits import ANSWER_BYTES, ANSWER_SECONDS
 
 CONNECTIONS = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
 

@@ -41,7 +41,7 @@ class LawItem(pytest.Item):
 
     def runtest(self) -> None:
         """Test the law; skip it where it does not apply."""
-        from dovetail.core.errors import DovetailError
+        from dovetail.base.errors import DovetailError
 
         try:
             side = _opened(self.side)

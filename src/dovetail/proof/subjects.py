@@ -10,7 +10,7 @@ import dataclasses as dc
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dovetail.core.errors import SpecError, UsageError, printable
+from dovetail.base.errors import SpecError, UsageError, printable
 from dovetail.files.spec import load_spec, to_yaml
 from dovetail.proof.foreign.laws import FOREIGN
 from dovetail.proof.foreign.opening import opened

@@ -13,10 +13,10 @@ from itertools import count
 
 from torch import Tensor
 
-from dovetail.core.declared_tensors import adapted_leaves
-from dovetail.core.errors import InputError, names_or_nearest
-from dovetail.core.limits import SERVED_ADAPTERS
-from dovetail.model import ModelModule
+from dovetail.base.errors import InputError, names_or_nearest
+from dovetail.base.limits import SERVED_ADAPTERS
+from dovetail.model.model import ModelModule
+from dovetail.nn.declared_tensors import adapted_leaves
 from dovetail.weights.adapters.kind import AdapterKind
 from dovetail.weights.adapters.multi_lora import Bank
 

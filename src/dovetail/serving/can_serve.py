@@ -13,17 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from dovetail.core.check import check
-from dovetail.core.errors import SpecError, UsageError, names_or_nearest
-from dovetail.core.fold import declared
-from dovetail.core.group import Position
-from dovetail.core.part import Part, join, walk
-from dovetail.core.scope import Scope
-from dovetail.core.softmax import SoftmaxMixer
-from dovetail.core.weight import State
+from dovetail.base.errors import SpecError, UsageError, names_or_nearest
 from dovetail.decoding.generation import check_generates
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.nn.groups import Position
+from dovetail.nn.softmax import SoftmaxMixer
 from dovetail.parallel.placement import placed, tp_regions
+from dovetail.spec.check import check
+from dovetail.spec.fold import declared
+from dovetail.spec.part import Part, join, walk
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import State
 
 HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # of vLLM's attention on CPU
 KV_CACHE = ("token", ("kv_heads", "head"))
@@ -119,7 +119,7 @@ def _vllm(spec: Model, tp: int) -> Iterator[Reason]:
     for path, part, scope in walk(spec):
         if scope.drafts:
             continue
-        if (why := part.excepts(scope).get("chunked")) is not None:
+        if (why := part.whole_prefill(scope)) is not None:
             yield Reason(path, f"prompts are computed in chunks, and {why}")
         if path in attended:
             yield from _attention(attended[path])

@@ -7,19 +7,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dovetail.core.errors import InputError
-from dovetail.core.keywords import checks_keywords
+from dovetail.base.errors import InputError
+from dovetail.base.keywords import checks_keywords
 from dovetail.decoding.continuation import Generation
 from dovetail.decoding.generation import Vocabulary, chat_ids, generate_tokens
 from dovetail.decoding.sampling import Sampling
 from dovetail.look.intervention import Replacement
 from dovetail.look.record import Trace
 from dovetail.look.tracer import Tracer
+from dovetail.model.transformer import Transformer
 from dovetail.serving.engine import Engine
 from dovetail.serving.request import Request
 from dovetail.text.literal import ConversationEncoder
 from dovetail.text.stream import TextStream
-from dovetail.transformer import Transformer
 
 TURN = 2  # messages: the user's and the answer
 

@@ -16,11 +16,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import InputError
-from dovetail.core.fused import join
+from dovetail.base.errors import InputError
 from dovetail.decoding.steps import WARM, compile_step
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.fused import fuse
 from dovetail.state.pages import TOKENS
 from dovetail.state.pool import Pool
 
@@ -37,7 +37,7 @@ class CompiledStep:
             what = f"compiled: its graph is made with {page + WARM} tokens, and a row has room for {room}"
             raise InputError(f"{what}; give larger `longest` and `pages`, or leave it out")
         self.model, self.pool, self.page = model, pool, page
-        join(model)
+        fuse(model)
         self.graph = compile_step(model)
         with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # torch's own way to freeze

@@ -1,6 +1,6 @@
 """Drafts by the model's own depths of multi-token prediction (Model.mtp), which read the hidden states of the target.
 
-    hᵏᵢ = depthₖ(hᵏ⁻¹ᵢ, E(tᵢ₊ₖ)) or depthₖ(h⁰ᵢ)       h⁰ of the target; a head predicts tᵢ₊ₖ₊₁ from hᵏᵢ   (core/multi_token.py)
+    hᵏᵢ = depthₖ(hᵏ⁻¹ᵢ, E(tᵢ₊ₖ)) or depthₖ(h⁰ᵢ)       h⁰ of the target; a head predicts tᵢ₊ₖ₊₁ from hᵏᵢ   (model/multi_token.py)
     tokens t₀ … tₘ₋₁ known, h⁰ known up to m − 2:     hᵏₘ₋₂ gives draft k, and may read drafts 1 … k − 1;  K depths, K drafts
 
 Depths without a decode state (Medusa heads) need the hidden state at m − 2 alone: `DraftLast`.
@@ -29,14 +29,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import states
-from dovetail.core.layout import TokenLayout
-from dovetail.model import ModelModule
+from dovetail.base.errors import SpecError
+from dovetail.model.model import ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.serving.adapters import Adapters
 from dovetail.serving.schedule import Continuation
 from dovetail.serving.speculate import Drafter, sample_drafts
+from dovetail.spec.fold import states
 from dovetail.state.pool import Pool
 
 LATER = 16  # positions that may wait for the next draft, which runs all rows in one batch

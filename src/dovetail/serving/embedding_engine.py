@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from dovetail.core.errors import DovetailError, InputError
+from dovetail.base.errors import DovetailError, InputError
 from dovetail.decoding.embedding import Embedder
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
 from dovetail.serving.adapters import Adapters
 from dovetail.serving.client import Stats
 from dovetail.serving.request import Output, Request

@@ -25,13 +25,12 @@ from typing import Any
 
 from torch import Tensor
 
-from dovetail.core.errors import InputError
-from dovetail.core.fold import position_limit
-from dovetail.core.keywords import checks_keywords
+from dovetail.base.errors import InputError
+from dovetail.base.keywords import checks_keywords
 from dovetail.decoding.eviction import Eviction, evicting
 from dovetail.decoding.generation import check_generates
 from dovetail.decoding.sampling import top_logprobs
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
 from dovetail.serving.client import Stats
 from dovetail.serving.next_token import allowed_logits, sample_next
 from dovetail.serving.recovery import Change, Weights, leave, restart
@@ -39,6 +38,7 @@ from dovetail.serving.request import Finish, Logprob, Output, Request, check_req
 from dovetail.serving.runner import PAGE, Runner, check_served
 from dovetail.serving.schedule import Continuation, Schedule
 from dovetail.serving.speculate import Drafter
+from dovetail.spec.fold import position_limit
 from dovetail.state.quantized import CacheFormat
 from dovetail.text.grammar import GrammarError, Grammars, Matcher
 from dovetail.weights.adapters.kind import AdapterKind

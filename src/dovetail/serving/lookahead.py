@@ -23,9 +23,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.layout import TokenLayout
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.serving.adapters import Adapters
 from dovetail.serving.schedule import Continuation
 from dovetail.serving.speculate import Drafter, sample_drafts

@@ -13,49 +13,42 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dovetail.core.errors import SpecError
-from dovetail.core.linear import Linear
-from dovetail.core.module import holder
+from dovetail.base.errors import SpecError
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.linear import Linear, Rows, Storage, is_plain
 
+NAME = "packed"  # of the buffer
 ROWS = 16  # that the order is chosen for
 
 
-class PackedLinear(Linear):
-    """A leaf for inference alone, whose matrix is packed."""
+class Packed(Storage):
+    """A matrix for inference alone, packed in the buffer `packed`, which is opaque: the layout is oneDNN's."""
 
-    packed: Tensor  # opaque: the layout is oneDNN's
+    def dense(self, leaf: Linear) -> Tensor:
+        return leaf.get_buffer(NAME).to_dense()
 
-    def __init__(self, of: Linear, packed: Tensor) -> None:
-        nn.Module.__init__(self)
-        self.adapter = of.adapter
-        self.register_buffer("packed", packed, persistent=False)
-        self.in_features, self.out_features = of.in_features, of.out_features
-        self.register_parameter("bias", of.bias)
-        self.train(of.training)
-
-    @property
-    def weight(self) -> Tensor:  # type: ignore[override]
-        """W, unpacked anew."""
-        return self.dense()
-
-    def dense(self) -> Tensor:
-        return self.packed.to_dense()
-
-    def dense_dtype(self) -> torch.dtype:
+    def dense_dtype(self, leaf: Linear) -> torch.dtype:
         return torch.float32
 
-    def multiply(self, input: Tensor) -> Tensor:
-        if input.dtype != torch.float32:
-            bias = None if self.bias is None else self.bias.to(input.dtype)
-            return nn.functional.linear(input, self.dense().to(input.dtype), bias)
-        return torch.ops.mkldnn._linear_pointwise(input, self.packed, self.bias, "none", [], "")
+    def stored(self, leaf: Linear) -> dict[str, Tensor]:
+        return {"weight": self.dense(leaf)}
 
-    def set_matrix(self, weight: Tensor, bias: Tensor | None) -> None:
+    def multiply(self, leaf: Linear, x: Tensor, ctx: Ctx | None) -> Tensor:
+        if x.dtype != torch.float32:
+            bias = None if leaf.bias is None else leaf.bias.to(x.dtype)
+            return nn.functional.linear(x, self.dense(leaf).to(x.dtype), bias)
+        return torch.ops.mkldnn._linear_pointwise(x, leaf._buffers[NAME], leaf.bias, "none", [], "")
+
+    def grouped(self, leaf: Linear, x: Tensor, rows: Rows, ctx: Ctx | None) -> Tensor:
+        raise SpecError(
+            leaf.path, "is packed, and a bank of experts is never", "this is a defect of dovetail; please report it"
+        )
+
+    def set_matrix(self, leaf: Linear, weight: Tensor) -> None:
         raise SpecError("weight", "is packed for inference, and cannot be replaced", "change the model before it is served")
 
-    def extra_repr(self) -> str:
-        """Its sizes."""
-        return f"{self.out_features} × {self.in_features}{', bias' * (self.bias is not None)}, packed"
+    def describe(self, leaf: Linear) -> str:
+        return f"{super().describe(leaf)}, packed"
 
 
 @torch.no_grad()
@@ -63,19 +56,18 @@ def pack(model: nn.Module) -> int:
     """Pack the float32 matrices of a model on a CPU, in place; return how many leaves are packed. Leaves with one weight have
     one packed form."""
     made: dict[int, Tensor] = {}  # by the address of the weight
-    paths = [path for path, leaf in model.named_modules(remove_duplicate=False) if _packs(leaf)]
+    paths = [path for path, leaf in model.named_modules() if _packs(leaf)]
     for path in paths:  # by path: a list of leaves would keep every matrix until the last is packed
-        owner, name = holder(model, path)
-        leaf = owner.get_submodule(name)
+        leaf = model.get_submodule(path)
         assert isinstance(leaf, Linear)
         address = leaf.weight.data_ptr()
         if address not in made:
             made[address] = torch.ops.mkldnn._reorder_linear_weight(leaf.weight.detach().contiguous(), ROWS)
-        owner.add_module(name, PackedLinear(leaf, made[address]))
+        leaf.keep(Packed(), {NAME: made[address]}, persistent=False)
     return len(paths)
 
 
 def _packs(leaf: nn.Module) -> bool:
-    if type(leaf) is not Linear or not torch.backends.mkldnn.is_available():
+    if not is_plain(leaf) or not torch.backends.mkldnn.is_available():
         return False
     return leaf.weight.dim() == 2 and leaf.weight.dtype == torch.float32 and leaf.weight.device.type == "cpu"

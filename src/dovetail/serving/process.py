@@ -12,8 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from dovetail.core.errors import DovetailError
-from dovetail.core.limits import GRAMMARS_AT_ONCE
+from dovetail.base.errors import DovetailError
+from dovetail.base.limits import GRAMMARS_AT_ONCE
 from dovetail.decoding.embedding import Embedder
 from dovetail.serving.client import Stats
 from dovetail.serving.embedding_engine import Calls, PooledEngine

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dovetail.core.errors import StateError
+from dovetail.base.errors import StateError
 
 if TYPE_CHECKING:
     from dovetail.serving.engine import Engine

@@ -21,9 +21,9 @@ import dataclasses as dc
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from dovetail.core.errors import InputError
-from dovetail.core.keywords import checks_keywords
-from dovetail.core.limits import REQUEST_N
+from dovetail.base.errors import InputError
+from dovetail.base.keywords import checks_keywords
+from dovetail.base.limits import REQUEST_N
 from dovetail.decoding.sampling import GREEDY, Sampling
 
 if TYPE_CHECKING:

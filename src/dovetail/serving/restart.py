@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from dovetail.core.errors import InputError
+from dovetail.base.errors import InputError
 from dovetail.serving.client import LOG, Client, EngineDead, EngineRestarting, Stats
 from dovetail.serving.request import Output, Request
 

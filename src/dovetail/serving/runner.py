@@ -15,22 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import InputError
-from dovetail.core.part import Part, walk
-from dovetail.core.softmax import SoftmaxMixer
+from dovetail.base.errors import InputError
 from dovetail.decoding.eviction import Eviction
 from dovetail.decoding.generation import encode_source
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.softmax import SoftmaxMixer
 from dovetail.serving.adapters import Adapters
 from dovetail.serving.compiled import CompiledStep
 from dovetail.serving.prefix import PrefixCache, block_keys, root_key
 from dovetail.serving.schedule import Continuation, Plan
+from dovetail.spec.part import Part, walk
 from dovetail.state.pool import Pool
 from dovetail.state.quantized import CacheFormat
 from dovetail.state.saved import keeps_states, paged_slots, pages_of, restore, snapshot
 
-CHUNKED = "chunked"  # law 4: a prompt may be computed in pieces
 WASTE = 0.34  # of a padded batch of chunks may be padding
 SNAPSHOTS = 8  # of recurrent states that are kept for later prompts, per row: eight times the memory of the rows themselves
 EVERY = 8  # blocks between the snapshots of a continuation that decodes
@@ -79,7 +78,7 @@ class Runner:
         self.stateful = keeps_states(self.pool)
         # why a token's state depends on how many tokens are computed with it (longrope), if it does: then a prompt is computed
         # at once, and the tokens behind it one by one
-        reasons = (part.excepts(scope).get(CHUNKED) for _, part, scope in walk(spec))
+        reasons = (part.whole_prefill(scope) for _, part, scope in walk(spec))
         self.whole: str | None = next((reason for reason in reasons if reason is not None), None)
         self.flat = cache is None and self.slots is not None and attends_alone(spec)
         self.compiled = None

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import InputError
+from dovetail.base.errors import InputError
 from dovetail.decoding.sampling import sample_tokens
 from dovetail.decoding.steps import Decoder
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
 from dovetail.serving.adapters import Adapters
 from dovetail.serving.schedule import Continuation
 from dovetail.state.pool import Pool

@@ -18,8 +18,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from dovetail.core.errors import InputError
-from dovetail.core.limits import INPUTS_WAITING, QUEUED
+from dovetail.base.errors import InputError
+from dovetail.base.limits import INPUTS_WAITING, QUEUED
 from dovetail.serving.client import LOG, Busy, Client, EngineDead, Stats
 from dovetail.serving.request import Inbox, Output, Request, encode
 

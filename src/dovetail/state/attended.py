@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from dovetail.core.errors import StateError
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import at_least_fp32
-from dovetail.core.view import KV, Edit, Entries, Scoring
+from dovetail.base.errors import StateError
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import at_least_fp32
+from dovetail.nn.view import KV, Edit, Entries, Scoring
 from dovetail.ops.attend import Stored
 from dovetail.state.slots import Copies, Slots
 

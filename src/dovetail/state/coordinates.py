@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import StateError
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import StateError
+from dovetail.nn.layout import TokenLayout
 
 Given = Sequence[Tensor | None]  # per row: the coordinates (n, c) of its new tokens, or None: order + delta
 

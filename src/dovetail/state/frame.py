@@ -3,7 +3,7 @@
 A frame is computed once per step; the views of the layers index their stores with it. Leading dimensions are `batch`, or none
 for a flat batch of tokens from many sequences, whose keys then lie one sequence behind the other.
 
-Views (core/view.py) are what a mixer sees of its decode state. TokenView is a KV cache, SourceView the keys and values of an
+Views (nn/view.py) are what a mixer sees of its decode state. TokenView is a KV cache, SourceView the keys and values of an
 encoder output, BlockView a cache of compressed blocks, SequenceView a recurrent state, SharedView another layer's KV cache.
 """
 
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import StateError
-from dovetail.core.layout import TokenLayout
-from dovetail.core.view import KV
+from dovetail.base.errors import StateError
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.view import KV
 from dovetail.ops.attend import Stored
 from dovetail.state.pages import PagedEntries, Piece, Scratch, flat_pieces, pieces
 from dovetail.state.slots import Slots

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from dovetail.core.layout import Known, TokenLayout
-from dovetail.core.view import Edit, Entries, Scoring
+from dovetail.nn.layout import Known, TokenLayout
+from dovetail.nn.view import Edit, Entries, Scoring
 from dovetail.ops.attend import Stored
 
 TOKENS = 16384  # keys that are copied at once

@@ -21,11 +21,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import StateError
-from dovetail.core.keywords import checks_keywords
-from dovetail.core.layout import Known, TokenLayout
-from dovetail.core.module import stored_dtype
-from dovetail.core.part import Part, walk
+from dovetail.base.errors import StateError
+from dovetail.base.keywords import checks_keywords
+from dovetail.nn.layout import Known, TokenLayout
+from dovetail.nn.module import stored_dtype
+from dovetail.spec.part import Part, walk
 from dovetail.state.attended import AttendedView, Kept, bookkeeping
 from dovetail.state.coordinates import Coordinates, Given
 from dovetail.state.frame import BlockView, Frame, SequenceView, SharedView, SourceView, TokenView, make_frame

@@ -15,8 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dovetail.core.layout import TokenLayout
-from dovetail.core.view import KV
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.view import KV
 from dovetail.ops.attend import Stored
 from dovetail.ops.formats.format import Format
 from dovetail.ops.formats.kinds import FP8, Int4, Int8

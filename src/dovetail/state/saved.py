@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from dovetail.core.errors import StateError
+from dovetail.base.errors import StateError
 from dovetail.state.pool import Group, Pool
 from dovetail.state.slots import Paged
 

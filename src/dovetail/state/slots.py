@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import StateError
+from dovetail.base.errors import StateError
 from dovetail.state.pages import Scratch
 
 Copies = tuple[list[int], list[int]]  # slots to copy from, slots to copy to

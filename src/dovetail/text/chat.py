@@ -24,8 +24,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dovetail.core.errors import FileError
-from dovetail.core.limits import JSON_BYTES, TEMPLATE_BYTES, TEMPLATE_CHARACTERS, TEMPLATE_MEMORY, TEMPLATE_SECONDS
+from dovetail.base.errors import FileError
+from dovetail.base.limits import JSON_BYTES, TEMPLATE_BYTES, TEMPLATE_CHARACTERS, TEMPLATE_MEMORY, TEMPLATE_SECONDS
 from dovetail.disk.model_files import TEMPLATE_FILE
 from dovetail.disk.untrusted import Directory
 

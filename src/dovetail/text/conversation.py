@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.text.chat import ChatTemplate, Message
 from dovetail.text.tokenizer import END, Tokenizer
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.core.errors import InputError, UsageError, install_command
-from dovetail.core.limits import GRAMMAR_CHARACTERS, GRAMMAR_CHOICES, GRAMMAR_LIMITS, GRAMMARS_KEPT
+from dovetail.base.errors import InputError, UsageError, install_command
+from dovetail.base.limits import GRAMMAR_CHARACTERS, GRAMMAR_CHOICES, GRAMMAR_LIMITS, GRAMMARS_KEPT
 from dovetail.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 from tokenizers import Regex, Tokenizer as Engine, decoders, models, pre_tokenizers, trainers
 
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.text.split import ANY_CHARACTER, WORD_PUNCTUATION_OR_SPACE
 from dovetail.text.tokenizer import END, MASK, Tokenizer
 

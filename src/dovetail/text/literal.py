@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Tokenizer as Engine
 
-from dovetail.core.errors import InputError
+from dovetail.base.errors import InputError
 from dovetail.text.chat import ChatTemplate, Message
 from dovetail.text.tokenizer import Tokenizer
 

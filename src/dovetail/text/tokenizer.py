@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as Engine
 
-from dovetail.core.errors import FileError, InputError
-from dovetail.core.keywords import checks_keywords
-from dovetail.core.limits import (
+from dovetail.base.errors import FileError, InputError
+from dovetail.base.keywords import checks_keywords
+from dovetail.base.limits import (
     PROMPT_CHARACTERS,
     TOKENIZER_ADDED,
     TOKENIZER_BYTES,

@@ -12,13 +12,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.loss import IGNORED, LossSum
-from dovetail.core.part import plain
 from dovetail.data.corpus import Batch
 from dovetail.data.tasks.task import SyntheticTask
 from dovetail.disk.shape import data_sha256
-from dovetail.model import Model, ModelModule
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.loss import IGNORED, LossSum
+from dovetail.spec.part import plain
 from dovetail.training.objective import Labeled, NextToken, context, with_accuracy
 from dovetail.training.source import Shape, Source
 

@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch import Tensor
 
-from dovetail.core.errors import FileError
-from dovetail.core.limits import JSON_BYTES
-from dovetail.core.termination import delaying
+from dovetail.base.errors import FileError
+from dovetail.base.limits import JSON_BYTES
+from dovetail.base.termination import delaying
 from dovetail.disk.atomic import sync
 from dovetail.disk.shape import check_shape, data_sha256, file_sha256
 from dovetail.disk.tensors import DTYPES

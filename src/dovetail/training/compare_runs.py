@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dovetail.account import account, format_value
-from dovetail.core.fold import parameters
+from dovetail.spec.fold import parameters
 from dovetail.training.plan import Plan
 from dovetail.training.record import RunRecord, shared
 from dovetail.training.settings import FREE, RECORDED, differing

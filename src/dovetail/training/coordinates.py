@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from dovetail.construction import build
 from dovetail.data.corpus import Batch
 from dovetail.look.tracer import trace
-from dovetail.model import Model
+from dovetail.model.construction import build
+from dovetail.model.model import Model
 from dovetail.training.objective import Objective
 from dovetail.training.plan import Plan
 from dovetail.training.step import Trainer

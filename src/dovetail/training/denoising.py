@@ -22,12 +22,12 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import InputError
-from dovetail.core.layout import Known, TokenLayout
-from dovetail.core.random import draw, streams, words
+from dovetail.base.errors import InputError
 from dovetail.data.corpus import Batch
-from dovetail.model import Model, ModelModule
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import Known, TokenLayout
+from dovetail.nn.random import draw, streams, words
 from dovetail.text.tokenizer import END, MASK, Tokenizer
 from dovetail.training.objective import Seq2Seq, check_reads_pairs
 

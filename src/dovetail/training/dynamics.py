@@ -21,13 +21,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dovetail.construction import build
-from dovetail.core.fold import taps
-from dovetail.core.module import tensor_at
 from dovetail.look.relations import FEWEST, head_traits
 from dovetail.look.states import entropies
 from dovetail.look.tracer import trace
-from dovetail.model import Model, ModelModule
+from dovetail.model.construction import build
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.module import tensor_at
+from dovetail.spec.fold import taps
 from dovetail.training.checkpoint import CHECKPOINTS, Checkpoints, step_of
 from dovetail.training.export import checkpoint_pieces
 from dovetail.training.metrics import StepMetrics

@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import FileError
-from dovetail.core.fold import Declared, declared
+from dovetail.base.errors import FileError
 from dovetail.disk.tensors import DTYPES
 from dovetail.files.model_dir import Piece, spec_and, write_directory
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.spec.fold import Declared, declared
 from dovetail.training.checkpoint import CHECKPOINTS, CheckpointManifest, Checkpoints, read_manifest, step_of, verify
 from dovetail.training.storage import read_chunks
 from dovetail.weights.adapters.kind import AdapterKind

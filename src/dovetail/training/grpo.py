@@ -24,12 +24,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import UsageError
-from dovetail.core.loss import IGNORED, LossSum
+from dovetail.base.errors import UsageError
 from dovetail.data.chats import Prompt, read_prompts
 from dovetail.data.corpus import Batch
 from dovetail.data.rows import held_out_rows
-from dovetail.model import Model, ModelModule
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.loss import IGNORED, LossSum
 from dovetail.text.conversation import Chat, Encoded
 from dovetail.training.objective import NOT_A_SETTING, Setup, TuningData, context
 from dovetail.training.rollout import Rollout, checked, reward_named, roll_out

@@ -21,14 +21,14 @@ from typing import Protocol
 
 import torch
 
-from dovetail.core.declared_tensors import check_declared, frozen_base
-from dovetail.core.host import read_floats
-from dovetail.core.linear import Linear
-from dovetail.core.loss import LossSum
-from dovetail.core.module import evaluating
-from dovetail.core.termination import delaying
+from dovetail.base.termination import delaying
 from dovetail.data.corpus import Batch
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
+from dovetail.nn.declared_tensors import check_declared, frozen_base
+from dovetail.nn.host import read_floats
+from dovetail.nn.linear import Dense
+from dovetail.nn.loss import LossSum
+from dovetail.nn.module import evaluating
 from dovetail.training.metrics import Speed, StepMetrics
 from dovetail.training.objective import Objective
 from dovetail.training.plan import Plan
@@ -82,7 +82,7 @@ def train(
     """
     if ranks is None or ranks.layout.tensor == 1:  # else it was checked before its leaves were given local weights
         frozen = frozen_base(model)  # weights of fewer bits have no gradient
-        check_declared(model, model.part, SAVED if frozen else (Linear,))
+        check_declared(model, model.part, SAVED if frozen else (Dense,))
     trainer = Trainer(model, objective, plan, ranks, where)
     history: list[StepMetrics] = []
     status, stragglers = trainer.ranks.status, trainer.ranks.stragglers

@@ -26,14 +26,14 @@ from importlib.util import find_spec as find_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from dovetail.core.errors import FileError, UsageError, install_command
+from dovetail.base.errors import FileError, UsageError, install_command
 from dovetail.disk.shape import check_shape
 from dovetail.training.plan import Precision
 
 if TYPE_CHECKING:
     import torch
 
-    from dovetail.model import Model
+    from dovetail.model.model import Model
 
 
 @dc.dataclass(frozen=True)

@@ -25,22 +25,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, cast
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx, Losses
-from dovetail.core.draws import Draws
-from dovetail.core.errors import SpecError, UsageError, names_or_nearest
-from dovetail.core.fold import over_vocab
-from dovetail.core.layout import TokenLayout
-from dovetail.core.loss import IGNORED, LossSum
-from dovetail.core.random import draw, streams, words
+from dovetail.base.errors import SpecError, UsageError, names_or_nearest
 from dovetail.data.corpus import Batch
-from dovetail.model import Model, ModelModule
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.ctx import Ctx, Losses
+from dovetail.nn.draws import Draws
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.loss import IGNORED, LossSum
+from dovetail.nn.random import draw, streams, words
+from dovetail.spec.fold import over_vocab
 from dovetail.text.tokenizer import MASK, Tokenizer
 
 if TYPE_CHECKING:
     from dovetail.decoding.generation import Vocabulary
+    from dovetail.model.transformer import Transformer
     from dovetail.training.ranks import Ranks
     from dovetail.training.source import Note, Shape, Source, TokenizerKind
-    from dovetail.transformer import Transformer
 
 NOT_A_SETTING = {"setting": False}  # the metadata of a field that a run sets itself
 STREAMS = ("masked tokens", "random tokens")

@@ -13,7 +13,7 @@ AdamW is torch's, fused. Muon is momentum, orthogonalized matrix by matrix:
 
 Each singular value s of X becomes a·s + b·s³ + c·s⁵, which five times brings every s from 0.01 to 1 to between 0.68 and 1.14.
 The factor 0.2·√max(out, inp) gives the update the root mean square of AdamW's, so that both take one learning rate and weight
-decay. Every expert, and each of the queries, keys and values of a packed weight, is a matrix of its own (core/weight.py).
+decay. Every expert, and each of the queries, keys and values of a packed weight, is a matrix of its own (spec/weight.py).
 Loshchilov & Hutter 2019 (AdamW); Jordan et al. 2024, Liu et al. 2025 (Muon; Moonlight).
 
 Train some weights of a model alone: those whose paths match a pattern. All others take no gradient and stay as they are.
@@ -34,11 +34,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.declared_tensors import held
-from dovetail.core.fold import Declared, check_patterns, declared
-from dovetail.core.module import tensor_at
-from dovetail.core.weight import matrices
-from dovetail.model import Model, ModelModule
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.declared_tensors import held
+from dovetail.nn.module import tensor_at
+from dovetail.spec.fold import Declared, check_patterns, declared
+from dovetail.spec.weight import matrices
 from dovetail.training.plan import OptimizerKind
 
 # -- Muon -------------------------------------------------------------------------------------------------------------

@@ -32,16 +32,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import FileError, SpecError, UsageError
-from dovetail.core.fold import over_vocab
-from dovetail.core.layout import TokenLayout
-from dovetail.core.loss import IGNORED, LossSum
-from dovetail.core.module import at_least_fp32
+from dovetail.base.errors import FileError, SpecError, UsageError
 from dovetail.data.corpus import Batch
 from dovetail.data.rows import held_out_rows, read_pairs
 from dovetail.decoding.beam import MOST, beam_search
-from dovetail.model import Model, ModelModule
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.loss import IGNORED, LossSum
+from dovetail.nn.module import at_least_fp32
+from dovetail.spec.fold import over_vocab
 from dovetail.text.tokenizer import END, Tokenizer
 from dovetail.training.objective import NOT_A_SETTING, Objective, Reads, Seq2Seq, Setup, check_reads_pairs, run_sides, sides
 from dovetail.training.rows import FRACTION, PaddedTexts, row_source

@@ -21,8 +21,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from dovetail.core.option import BatchSize, Option, SampleTokens
-from dovetail.core.option_group import OptionGroup
+from dovetail.base.option import BatchSize, Option, SampleTokens
+from dovetail.base.option_group import OptionGroup
 
 MEASURED = 3  # steps of a run limited by minutes after which its number of steps is set; the first is not measured
 FIRST_STEP = 1e-3  # what each of them counts as, of the run

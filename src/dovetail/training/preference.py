@@ -27,13 +27,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import FileError, SpecError
-from dovetail.core.loss import IGNORED, LossSum
-from dovetail.core.module import at_least_fp32
+from dovetail.base.errors import FileError, SpecError
 from dovetail.data.chats import read_judged, read_preferences
 from dovetail.data.corpus import Batch
-from dovetail.model import Model, ModelModule
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.loss import IGNORED, LossSum
+from dovetail.nn.module import at_least_fp32
 from dovetail.text.conversation import Encoded
 from dovetail.training.objective import Setup, TuningData, run_side, run_sides, sides
 from dovetail.training.reference import add_reference

@@ -26,13 +26,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dovetail.construction import build
-from dovetail.core.errors import DovetailError
-from dovetail.core.host import read_floats
-from dovetail.core.loss import LossSum
-from dovetail.core.module import tensor_at
+from dovetail.base.errors import DovetailError
 from dovetail.data.corpus import Batch
-from dovetail.model import Model
+from dovetail.model.construction import build
+from dovetail.model.model import Model
+from dovetail.model.transformer import Transformer
+from dovetail.nn.host import read_floats
+from dovetail.nn.loss import LossSum
+from dovetail.nn.module import tensor_at
 from dovetail.parallel.collective import summed, waiting
 from dovetail.parallel.construction import build_sharded, local, shard_on_meta
 from dovetail.parallel.heartbeat import Status
@@ -40,7 +41,6 @@ from dovetail.parallel.layout import Axes, Layout
 from dovetail.parallel.mesh import joined_ranks, mesh_of, set_timeouts
 from dovetail.parallel.watchdog import ends_with_others
 from dovetail.training.plan import TIMEOUT
-from dovetail.transformer import Transformer
 
 T = TypeVar("T")
 ALONE = Layout()

@@ -18,22 +18,22 @@ from typing import Any, Literal
 
 import torch
 
-from dovetail.core.declared_tensors import held
-from dovetail.core.errors import DovetailError, FileError
-from dovetail.core.fold import parameters
-from dovetail.core.module import tensor_at
+from dovetail.base.errors import DovetailError, FileError
 from dovetail.data.bits import bits_per_byte
 from dovetail.disk.atomic import try_locked, write_atomically
 from dovetail.disk.model_files import INITIAL_FILE, LOSSES_FILE, RUN_FILE
 from dovetail.disk.shape import check_shape
 from dovetail.disk.untrusted import Directory
 from dovetail.files.spec import from_mapping
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.model.transformer import Transformer
+from dovetail.nn.declared_tensors import held
+from dovetail.nn.module import tensor_at
+from dovetail.spec.fold import parameters
 from dovetail.training.checkpoint import CHECKPOINTS, Checkpoints, read_manifest
 from dovetail.training.metrics import StepMetrics, read_metrics
 from dovetail.training.settings import RECORDED, read_run
 from dovetail.training.task import OBJECTIVES
-from dovetail.transformer import Transformer
 
 # -- initial weights --------------------------------------------------------------------------------------------------
 

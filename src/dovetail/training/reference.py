@@ -17,12 +17,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from dovetail.core.errors import FileError, NonFiniteError
-from dovetail.core.module import evaluating
+from dovetail.base.errors import FileError, NonFiniteError
 from dovetail.data.corpus import Batch
 from dovetail.disk.atomic import write_atomically
 from dovetail.disk.model_files import REFERENCE_FILE
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
+from dovetail.nn.module import evaluating
 from dovetail.training.objective import Setup
 from dovetail.training.source import Source, Table
 

@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import UsageError, names_or_nearest
-from dovetail.core.host import read
-from dovetail.core.module import evaluating
-from dovetail.core.random import draw, streams, words
+from dovetail.base.errors import UsageError, names_or_nearest
 from dovetail.decoding.generation import check_generates
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.host import read
+from dovetail.nn.module import evaluating
+from dovetail.nn.random import draw, streams, words
 from dovetail.state.pool import Pool
 
 STREAM = "rollouts"

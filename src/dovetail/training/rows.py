@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import FileError, SpecError
-from dovetail.core.layout import TokenLayout
-from dovetail.core.scope import Scope
+from dovetail.base.errors import FileError, SpecError
 from dovetail.data.corpus import Batch
 from dovetail.data.rows import held_out_rows, read_labeled_images, read_labeled_texts
 from dovetail.data.stream import Permutation
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.nn.layout import TokenLayout
+from dovetail.spec.scope import Scope
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.source import ROWS_NAMED, HeldOut, Note, Rows, Shape, Source, Table, TokenizerKind, tokenizer_for
 

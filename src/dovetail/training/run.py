@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.disk.atomic import try_lock, write_atomically
 from dovetail.disk.model_files import (
     CARRIED,
@@ -38,7 +38,7 @@ from dovetail.disk.replace import replacing
 from dovetail.disk.shape import check_shape
 from dovetail.disk.yaml import dump_yaml
 from dovetail.files.model_dir import must_be_free
-from dovetail.model import Model
+from dovetail.model.model import Model
 from dovetail.training.checkpoint import CHECKPOINTS, Checkpoints
 from dovetail.training.export import write_model, write_trained_adapter
 from dovetail.training.metrics import LOGS, MetricsLog, StepMetrics, read_metrics, to_jsonl

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 
-from dovetail.core.errors import DovetailError, FileError, UsageError
+from dovetail.base.errors import DovetailError, FileError, UsageError
 from dovetail.decoding.generation import Sampling, generate_tokens
 from dovetail.disk.atomic import write_atomically
 from dovetail.disk.shape import check_shape
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.metrics import StepMetrics
 from dovetail.training.objective import Objective

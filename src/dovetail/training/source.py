@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dovetail.account import longest_length
-from dovetail.core.errors import FileError, SpecError
+from dovetail.base.errors import FileError, SpecError
 from dovetail.data.bits import bits_per_byte
 from dovetail.data.corpora import ShardedTokens
 from dovetail.data.corpus import Batch, Corpus, read_corpus
 from dovetail.data.loader import Loader, evaluation, rows_of_rank
 from dovetail.data.manifest import HELD_OUT
 from dovetail.data.stream import Stream
-from dovetail.model import Model
+from dovetail.model.model import Model
 from dovetail.text.learn import learn
 from dovetail.text.tokenizer import Tokenizer
 

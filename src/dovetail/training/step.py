@@ -19,15 +19,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dovetail.core.declared_tensors import held
-from dovetail.core.errors import Diverged, UsageError
-from dovetail.core.finite import nonfinite_weight
-from dovetail.core.group import RouterModule
-from dovetail.core.host import read_floats
-from dovetail.core.loss import LossSum
-from dovetail.core.module import tensor_at
+from dovetail.base.errors import Diverged, UsageError
 from dovetail.data.corpus import Batch
-from dovetail.model import BlockModule, ModelModule
+from dovetail.model.model import ModelModule
+from dovetail.nn.block import BlockModule
+from dovetail.nn.declared_tensors import held
+from dovetail.nn.finite import nonfinite_weight
+from dovetail.nn.groups import RouterModule
+from dovetail.nn.host import read_floats
+from dovetail.nn.loss import LossSum
+from dovetail.nn.module import tensor_at
 from dovetail.parallel.construction import full, local
 from dovetail.parallel.pipeline import Piece, Pipeline
 from dovetail.parallel.shard import reshard

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import SavePlan
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.disk.tensors import DTYPE_NAMES, DTYPES, TensorFile, write_tensors
 
 Tensors = dict[str, dict[str, Any]]  # name -> {"dtype", "shape", "chunks": [{"file", "offset", "shape"}]}

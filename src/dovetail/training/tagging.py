@@ -26,16 +26,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import FileError, SpecError
-from dovetail.core.fold import over_vocab
-from dovetail.core.layout import TokenLayout
-from dovetail.core.loss import IGNORED, LossSum
-from dovetail.core.scope import Scope
+from dovetail.base.errors import FileError, SpecError
 from dovetail.data.corpus import Batch
 from dovetail.data.rows import TaggedWords, held_out_rows, read_tagged_words
 from dovetail.decoding.tagging import EncodedWords, encode_words
 from dovetail.disk.model_files import CLASSES_FILE
-from dovetail.model import Model, ModelModule
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.loss import IGNORED, LossSum
+from dovetail.spec.fold import over_vocab
+from dovetail.spec.scope import Scope
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.objective import NOT_A_SETTING, Labeled, Reads, Setup, with_accuracy
 from dovetail.training.rows import FRACTION, row_source

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from dovetail.core.errors import SpecError, UsageError, names_or_nearest
+from dovetail.base.errors import SpecError, UsageError, names_or_nearest
 from dovetail.disk.model_files import GENERATION_FILE, TOKENIZER_FILE
-from dovetail.model import Model
+from dovetail.model.model import Model
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.answers import Answers, from_task
 from dovetail.training.denoising import Denoising, SpanCorruption

@@ -6,9 +6,10 @@ import dataclasses as dc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dovetail.core.termination import Interrupt
+from dovetail.base.termination import Interrupt
 from dovetail.data.corpus import Batch, Corpus
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.model.transformer import Transformer
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.loop import evaluate, train
 from dovetail.training.metrics import StepMetrics
@@ -16,7 +17,6 @@ from dovetail.training.objective import Objective
 from dovetail.training.plan import Plan
 from dovetail.training.source import corpus_for
 from dovetail.training.task import objective_kind, text_objective
-from dovetail.transformer import Transformer
 
 
 @dc.dataclass(frozen=True)

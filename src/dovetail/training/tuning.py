@@ -30,17 +30,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import FileError, UsageError, did_you_mean
-from dovetail.core.layout import TokenLayout
-from dovetail.core.limits import TEMPLATE_BYTES
-from dovetail.core.loss import IGNORED, LossSum
+from dovetail.base.errors import FileError, UsageError, did_you_mean
+from dovetail.base.limits import TEMPLATE_BYTES
 from dovetail.data.chats import Row, read_answers
 from dovetail.data.corpus import Batch
 from dovetail.data.rows import held_out_rows
 from dovetail.decoding.generation import Vocabulary
 from dovetail.disk.model_files import GENERATION_FILE, TEMPLATE_FILE, TOKENIZER_FILE
 from dovetail.disk.untrusted import parse_object, read_regular
-from dovetail.model import Model, ModelModule
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.loss import IGNORED, LossSum
 from dovetail.text.chat import ChatTemplate
 from dovetail.text.conversation import Encoded, TurnEncoder
 from dovetail.training.objective import NOT_A_SETTING, NextToken, Objective, Reads, Setup, TuningData, context

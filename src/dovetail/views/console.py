@@ -15,7 +15,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.core.errors import LINES, printable
+from dovetail.base.errors import LINES, printable
 
 WIDE = 150  # columns where there is no terminal
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from dovetail.account import BYTES, Account, Node, runs
-from dovetail.core.check import advice
-from dovetail.core.fold import active_parameters
-from dovetail.core.units import count, flops, size
+from dovetail.base.units import count, flops, size
+from dovetail.spec.check import advice
+from dovetail.spec.fold import active_parameters
 from dovetail.views.page import Fact, body
 from dovetail.views.summary import Limit, amounts, description, layer_label
 

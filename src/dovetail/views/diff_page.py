@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from dovetail.account import Account, Node, account, usual_length
-from dovetail.core.units import count, flops, size
+from dovetail.base.units import count, flops, size
 from dovetail.views.diff import STYLES, shape_text
 from dovetail.views.page import Fact, body
 from dovetail.views.summary import description

@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dovetail.core.errors import DovetailError, FileError, install_command
+from dovetail.base.errors import DovetailError, FileError, install_command
 from dovetail.disk.atomic import writing
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import DovetailError, printable
+from dovetail.base.errors import DovetailError, printable
 from dovetail.disk.atomic import write_atomically
 from dovetail.look.lenses import Lens
 from dovetail.look.sweeps import Sweep

@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from dovetail.core.installation import examined
-from dovetail.core.units import flops, size
+from dovetail.base.installation import examined
+from dovetail.base.units import flops, size
 from dovetail.disk.yaml import dump_yaml
 from dovetail.experiments.report import LabReport
 from dovetail.experiments.results import sources_digest, versions

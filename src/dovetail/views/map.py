@@ -11,12 +11,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from dovetail.core.errors import SpecError
-from dovetail.core.finite import check_result
-from dovetail.core.fold import taps, walk
+from dovetail.base.errors import SpecError
 from dovetail.look.mixing import patterns
-from dovetail.model import Model
-from dovetail.transformer import Transformer
+from dovetail.model.model import Model
+from dovetail.model.transformer import Transformer
+from dovetail.nn.finite import check_result
+from dovetail.spec.fold import taps, walk
 from dovetail.views.heat import Heat, check_size, draw_heat
 
 

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dovetail.core.errors import LINES, printable
+from dovetail.base.errors import LINES, printable
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -9,10 +9,10 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.core.fold import parameters
-from dovetail.core.units import count, flops, size
+from dovetail.base.units import count, flops, size
 from dovetail.planning.report import HOUR, Outlook, PlanReport, bubble_of
 from dovetail.planning.search import Job, Planned
+from dovetail.spec.fold import parameters
 from dovetail.views.console import plain_table
 
 SHOWN = 6  # reasons of refusal

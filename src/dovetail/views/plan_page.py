@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from dovetail.core.units import size
+from dovetail.base.units import size
 from dovetail.parallel.layout import Layout
 from dovetail.planning.report import PlanReport
 from dovetail.planning.search import Planned

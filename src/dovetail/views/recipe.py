@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from dovetail.core.errors import DovetailError
-from dovetail.core.keywords import checks_keywords
+from dovetail.base.errors import DovetailError
+from dovetail.base.keywords import checks_keywords
 from dovetail.disk.atomic import writing
 from dovetail.views.figure import new_figure, quiet, write_figure
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group
 from rich.text import Text
 
-from dovetail.core.errors import printable
+from dovetail.base.errors import printable
 from dovetail.proof.rollouts.verdict import RATIOS, GapCause, RolloutStatus, RolloutVerdict
 from dovetail.views.bar import bar
 from dovetail.views.console import plain_table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dovetail.core.units import count
+from dovetail.base.units import count
 from dovetail.views.blocks import TextTable, View
 from dovetail.views.curve import smoothed
 from dovetail.views.page import body

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from dovetail.core.units import count, flops
+from dovetail.base.units import count, flops
 from dovetail.experiments.ladder_fit import ArmScaling
 from dovetail.experiments.scaling import Estimate
 from dovetail.views.blocks import TextTable, View

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dovetail.core.fold import parameters
-from dovetail.core.units import count, size
+from dovetail.base.units import count, size
 from dovetail.planning.serving import Capacity, Load, Replica, assumptions
 from dovetail.planning.serving_report import ServingReport
+from dovetail.spec.fold import parameters
 from dovetail.views.blocks import Cell, TextTable, View, styled
 
 HEADS = ("GPUs", "rows", "weights", "state of a row", "first token", "next token", "requests/s", "tokens/s", "limit")

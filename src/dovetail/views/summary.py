@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dovetail.account import BYTES, Account, Node, format_value, runs
-from dovetail.core.check import advice
-from dovetail.core.fold import active_parameters
-from dovetail.core.units import count, flops, size
+from dovetail.base.units import count, flops, size
+from dovetail.spec.check import advice
+from dovetail.spec.fold import active_parameters
 from dovetail.views.bar import bar
 from dovetail.views.console import plain_table
 

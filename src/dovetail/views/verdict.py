@@ -13,7 +13,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.core.errors import printable
+from dovetail.base.errors import printable
 from dovetail.proof.compare.check import Pass, Verdict
 from dovetail.proof.compare.comparison import Tap, short
 from dovetail.proof.compare.match import layer_of

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import torch
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import InputError
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import InputError
 from dovetail.decoding.embedding import Embedder
 from dovetail.decoding.sampling import sample_tokens, top_logprobs
 from dovetail.decoding.steps import Decoder
+from dovetail.model.transformer import Transformer
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.serving.client import Busy, EngineDead, Stats
 from dovetail.serving.request import Logprob, Output, Request
 from dovetail.state.pool import Pool
-from dovetail.transformer import Transformer
 
 OUT = -1e9  # logit of a token that may not be sampled yet
 

@@ -16,8 +16,8 @@ import torch
 
 import dovetail as dt
 from dovetail.api.serve import serve
+from dovetail.base.errors import UsageError
 from dovetail.cli import main
-from dovetail.core.errors import UsageError
 from dovetail.weights.adapters.storage import adapter_tensors
 
 ADMIN = {"Authorization": "Bearer of-the-admin"}

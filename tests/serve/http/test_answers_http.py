@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from http_server import Served
 
-from dovetail.core.errors import InputError
+from dovetail.base.errors import InputError
 from dovetail.serving.http.adapters import _reason
 from dovetail.serving.http.errors import as_api_error, without_paths
 from dovetail.serving.http.options import Options

@@ -10,7 +10,7 @@ import httpx2
 import pytest
 from http_server import Served
 
-from dovetail.core.limits import REQUEST_HEADER_BYTES
+from dovetail.base.limits import REQUEST_HEADER_BYTES
 from dovetail.serving.http import connections
 from dovetail.serving.http.options import Options
 

@@ -12,7 +12,7 @@ import pytest
 from fastapi.routing import APIRoute
 from http_server import KEY, OTHER, Served
 
-from dovetail.core.limits import REQUEST_BYTES
+from dovetail.base.limits import REQUEST_BYTES
 from dovetail.serving.http.options import Options
 
 GOOD = {"prompt": "the cat", "max_tokens": 8, "temperature": 0}

@@ -13,7 +13,7 @@ import pytest
 from http_server import TEMPLATE
 from real_server import Real, real_server, write_directory
 
-from dovetail.core.limits import GRAMMAR_SECONDS
+from dovetail.base.limits import GRAMMAR_SECONDS
 from dovetail.decoding.generation import Vocabulary
 from dovetail.serving.client import Busy
 from dovetail.serving.http.errors import ApiError

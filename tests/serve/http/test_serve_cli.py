@@ -20,8 +20,8 @@ import pytest
 import dovetail as dt
 from dovetail.api.serve import serve
 from dovetail.api.serve_vllm import readable
+from dovetail.base.errors import DovetailError, FileError, UsageError
 from dovetail.cli import main
-from dovetail.core.errors import DovetailError, FileError, UsageError
 from dovetail.disk.untrusted import Directory
 from dovetail.serving.http.access import read_keys
 from dovetail.serving.vllm.process import running, wait_until_ready

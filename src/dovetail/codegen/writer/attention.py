@@ -6,7 +6,7 @@ or a dense mask; the equation is written out where a soft-cap, a sink or a prefi
 
 from __future__ import annotations
 
-from dovetail.codegen.code import BODY, Call, fill, laid, signature
+from dovetail.codegen.code import BODY, Call, fill, signature, wrapped
 from dovetail.codegen.registry import Context, MixerCode, PositionCode, writes
 from dovetail.codegen.writer.mask import mask_function
 
@@ -185,7 +185,7 @@ def _written(context: Context, cross: bool) -> MixerCode:
         prefix=part.prefix,
         added=placed.bias,
         dropout=part.dropout,
-        attend=laid("z = ", kernel(flag, biased, grouped, part.dropout), "  # (B, H, N, K)", BODY),
+        attend=wrapped("z = ", kernel(flag, biased, grouped, part.dropout), "  # (B, H, N, K)", BODY),
         **norms,
     )
     name, other = ("CrossAttention", "") if cross else ("Attention", OTHERWISE[flag])

@@ -39,10 +39,15 @@ class $name(nn.Module):
 '''
 
 
-def _written(context: Context, template: str, other: str, doc: str, **holes: str) -> Call:
+def _written(context: Context, template: str, other: str, doc: str, **placeholders: str) -> Call:
     context.file.letter(F="hidden units of the feed-forward")
     text = fill(
-        template, {"dropout": context.part.dropout}, doc=doc, bias=context.part.bias, dropout=context.part.dropout, **holes
+        template,
+        {"dropout": context.part.dropout},
+        doc=doc,
+        bias=context.part.bias,
+        dropout=context.part.dropout,
+        **placeholders,
     )
     return Call.to(context.file.define("MLP", text, other), width=context.size("embed"), hidden=context.size("ffn"))
 

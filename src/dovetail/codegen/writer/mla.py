@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.codegen.code import BODY, Call, fill, laid, signature
+from dovetail.codegen.code import BODY, Call, fill, signature, wrapped
 from dovetail.codegen.registry import Context, MixerCode, PositionCode, writes
 from dovetail.codegen.writer.attention import kernel
 from dovetail.codegen.writer.mask import mask_function
@@ -97,6 +97,6 @@ def latent(context: Context) -> MixerCode:
         q_turned=turn("q_turned"),
         k_turned=turn("turned"),
         added=placed.bias,
-        attend=laid("z = ", kernel(flag, biased, absorbed and part.heads > 1, part.dropout), "", BODY),
+        attend=wrapped("z = ", kernel(flag, biased, absorbed and part.heads > 1, part.dropout), "", BODY),
     )
     return MixerCode(Call.to(file.define("LatentAttention", text), **arguments), placed.given)

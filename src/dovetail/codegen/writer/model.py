@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dovetail.codegen.code import BODY, STEP, WIDTH, Call, File, fill, laid, signature
+from dovetail.codegen.code import BODY, STEP, WIDTH, Call, File, fill, signature, wrapped
 from dovetail.codegen.registry import (
     BlockCode,
     Context,
@@ -60,7 +60,7 @@ def _body(lines: Sequence[str]) -> str:
 
 
 def _assignment(name: str, call: Call) -> str:
-    return laid(f"self.{name} = ", call, "", BODY)
+    return wrapped(f"self.{name} = ", call, "", BODY)
 
 
 @writes("block", "hybrid_block", "expert_block")
@@ -182,7 +182,7 @@ def _layers(context: Context) -> tuple[str, Mapping[str, str]]:
     calls = [block.define(list(given)) for block in blocks]
     if all(call == calls[0] for call in calls):
         inner, outer = " " * (BODY + STEP), " " * BODY
-        layer = laid("", calls[0], "", BODY + STEP)
+        layer = wrapped("", calls[0], "", BODY + STEP)
         made = [f"self.layers = nn.ModuleList(\n{inner}{layer}\n{inner}for _ in range({len(calls)})\n{outer})"]
     else:
         names = _functions(context.file, calls)
@@ -210,7 +210,7 @@ def _functions(file: File, calls: Sequence[Call]) -> dict[Call, str]:
     else:
         tells = [[words(call) for call in distinct] for words in (_by_mixer, _by_mask, _by_ffn)]
         names = next((words for words in tells if len(set(words)) == len(distinct)), tells[0])
-    texts = [fill(LAYER, kind=call.name, line=laid("return ", call, "", STEP)) for call in distinct]
+    texts = [fill(LAYER, kind=call.name, line=wrapped("return ", call, "", STEP)) for call in distinct]
     return {call: file.define(name, text) for call, name, text in zip(distinct, names, texts, strict=True)}
 
 

@@ -72,8 +72,8 @@ def dynamic_ntk(context: Context) -> ScalingCode:
 def yarn(context: Context) -> ScalingCode:
     """A ramp between kept and divided frequencies."""
     part = context.part
-    holes = {"factor": part.factor, "original": part.original, "fast": part.beta_fast, "slow": part.beta_slow}
-    return ScalingCode(fill(YARN, {"truncate": part.truncate}, **holes), part.amplitude())
+    placeholders = {"factor": part.factor, "original": part.original, "fast": part.beta_fast, "slow": part.beta_slow}
+    return ScalingCode(fill(YARN, {"truncate": part.truncate}, **placeholders), part.amplitude())
 
 
 @writes("llama3")
@@ -112,10 +112,10 @@ ROTATE = '''
 def $name(x: Tensor, base: float) -> Tensor:  # (B, N, heads, K) -> the same
     """RoPE: channel pair i of token p is rotated by the angle p * base^(-i / pairs).
 
-    Pair i is the channels i and i + $turning/2, so a score depends on the distance alone.  #? half
+    Pair i is the channels i and i + $rotary_dim/2, so a score depends on the distance alone.  #? half
     Pair i is the channels 2i and 2i + 1, so a score depends on the distance alone.  #? not half
     """
-    x, still = x[..., :$turning], x[..., $turning:]  # only the first channels rotate  #? still
+    x, unrotated = x[..., :$rotary_dim], x[..., $rotary_dim:]  # only the first channels rotate  #? partial
     n, pairs = x.shape[1], x.shape[-1] // $two
     steps = torch.arange(pairs, dtype=torch.float64, device=x.device) / pairs
     frequency = base**-steps  # (pairs,)
@@ -127,11 +127,11 @@ $stretch  #? stretch
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     a, b = x.chunk(2, -1)  #? half
     a, b = x[..., 0::2], x[..., 1::2]  #? not half
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)  #? half not still
-    return torch.cat([a * cos - b * sin, b * cos + a * sin, still], -1)  #? half still
-    turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)  #? not half
-    return turned  #? not half not still
-    return torch.cat([turned, still], -1)  #? not half still
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)  #? half not partial
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, unrotated], -1)  #? half partial
+    rotated = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)  #? not half
+    return rotated  #? not half not partial
+    return torch.cat([rotated, unrotated], -1)  #? not half partial
 '''
 
 
@@ -142,10 +142,10 @@ def rope(context: Context) -> PositionCode:
     if part.coords > 1 and context.size("coords") > 1:
         context.refuse("coords", "rotary positions over two coordinates of an image have no writer yet")
     stretch: ScalingCode = ScalingCode() if part.scaling is None else context.write("scaling")
-    turning, ladders = part.turning(context.scope), part.ladders()  # of mrope one: tokens of text have equal coordinates
+    rotary_dim, ladders = part.rotary_dim(context.scope), part.ladders()  # of mrope one: tokens of text have equal coordinates
     flags = {
         "half": part.pairs == "half",
-        "still": turning < context.size("head"),
+        "partial": rotary_dim < context.size("head"),
         "stretch": bool(stretch.lines),
         "coords": ladders > 1,
         "amplitude": stretch.amplitude != 1.0,
@@ -154,7 +154,7 @@ def rope(context: Context) -> PositionCode:
     text = fill(
         ROTATE,
         flags,
-        turning=turning if flags["still"] else "K",
+        rotary_dim=rotary_dim if flags["partial"] else "K",
         two=2 * ladders,
         coords=ladders,
         pairs="pairs" if ladders == 1 else f"{ladders} * pairs",

@@ -14,11 +14,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dovetail.core.field import bounded
-from dovetail.core.loss import IGNORED
-from dovetail.core.part import register
 from dovetail.data.tasks.recall import MOST
 from dovetail.data.tasks.task import BatchDraw, SyntheticTask
+from dovetail.nn.loss import IGNORED
+from dovetail.spec.field import bounded
+from dovetail.spec.part import register
 
 SEPARATOR = 0  # of sorting
 

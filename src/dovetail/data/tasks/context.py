@@ -20,10 +20,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dovetail.core.field import bounded
-from dovetail.core.part import register
 from dovetail.data.tasks.recall import MARK, MOST
 from dovetail.data.tasks.task import BatchDraw, SyntheticTask
+from dovetail.spec.field import bounded
+from dovetail.spec.part import register
 
 
 class Ranges(NamedTuple):

@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dovetail.core.field import bounded
-from dovetail.core.part import register
 from dovetail.data.tasks.task import BatchDraw, SyntheticTask
+from dovetail.spec.field import bounded
+from dovetail.spec.part import register
 
 MOST = 2**16  # pairs, symbols or items of a task
 FILLER, ASK, MARK = 0, 1, 0

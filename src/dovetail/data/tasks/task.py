@@ -18,13 +18,13 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from dovetail.core.check import check
-from dovetail.core.errors import SpecError
-from dovetail.core.layout import TokenLayout
-from dovetail.core.loss import IGNORED
-from dovetail.core.part import Part, from_data
+from dovetail.base.errors import SpecError
 from dovetail.data.corpus import Batch
 from dovetail.disk.yaml import parse_yaml
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.loss import IGNORED
+from dovetail.spec.check import check
+from dovetail.spec.part import Part, from_data
 
 
 class BatchDraw(NamedTuple):

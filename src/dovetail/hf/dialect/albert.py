@@ -5,7 +5,7 @@ Their ffn has no dropout of its own; ours has that of the mixer. Released models
 
 from __future__ import annotations
 
-from dovetail.core.limits import CONFIG_LAYERS
+from dovetail.base.limits import CONFIG_LAYERS
 from dovetail.hf.classes import Classes, classified
 from dovetail.hf.dialect.bert import BERT, NORM, POSITION_IDS, TIED
 from dovetail.hf.field import ACTIVATIONS, Choice, Config, Copy, Field, Settings

@@ -7,7 +7,7 @@ from typing import Any
 from dovetail.hf.classes import Classes, Fallback, classified
 from dovetail.hf.field import ACTIVATIONS, Choice, Copy, Implied, value_at
 from dovetail.hf.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, Skip, rows
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 NORM = {"kind": "layernorm", "eps": 1e-12}
 MIXER = {"kind": "attention", "mask": "full", "position": "none", "bias": True, "out_bias": True, "dropout": 0.1}
@@ -87,8 +87,6 @@ BERT = Dialect(
         "norm": None,
         "init": {"kind": "normal", "residual": False},
     },
-    layers="num_hidden_layers",
-    required=("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     fields=(
         Copy("vocab_size", "vocab"),
         Copy("hidden_size", "width"),

@@ -28,7 +28,6 @@ BIOGPT = OPT.variant(
         Choice("hidden_act", "layers.*.ffn.act", ACTIVATIONS),
     ),
     tensors=rows("layer_norm", "norm", *LAYERNORM),
-    required=("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     ignored=("layer_norm_eps",),  # their norms have 1e-5 whatever it is
     defaults={"hidden_dropout_prob": 0.1, "max_position_embeddings": 1024},
 )

@@ -8,7 +8,7 @@ from dovetail.hf.convert import Interleave
 from dovetail.hf.dialect.gptj import GPTJ
 from dovetail.hf.field import value_at
 from dovetail.hf.table import Row
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 BLOCKS = 4
 

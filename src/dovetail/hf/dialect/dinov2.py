@@ -24,7 +24,6 @@ DINOV2 = Dialect(
         "head": {"kind": "pooled_embedding", "pooling": "first"},
         "init": {"kind": "normal", "residual": False},
     },
-    layers="num_hidden_layers",
     required=("hidden_size", "num_hidden_layers", "num_attention_heads"),
     defaults={"image_size": 224, "patch_size": 14, "num_channels": 3, "mlp_ratio": 4},
     fields=(

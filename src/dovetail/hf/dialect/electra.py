@@ -8,7 +8,7 @@ from dovetail.hf.classes import classified
 from dovetail.hf.dialect.bert import BERT, CLASSIFIER, NORM, POSITION_IDS, TIED
 from dovetail.hf.field import Config, Copy, Field, Settings, value_at
 from dovetail.hf.table import LAYERNORM, Form, Row, rows
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 
 class EmbeddingSize(Field):

@@ -7,7 +7,7 @@ from typing import Any
 from dovetail.hf.field import ACTIVATIONS, Choice, Config, Copy, Field, Settings, value_at
 from dovetail.hf.rotary import Rotary
 from dovetail.hf.table import LAYERNORM, Dialect, Form, Row, rows
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 LAYER = {
     "norm": "layernorm",
@@ -44,7 +44,6 @@ FALCON = Dialect(
     name="falcon",
     forms=(Form(architecture="FalconForCausalLM", prefix="transformer.", tensors=(Row("lm_head.weight", "head.out.weight"),)),),
     spec={"norm": "layernorm", "head": "lm", "init": {"kind": "normal", "residual": False}, "layers": [LAYER]},
-    layers="num_hidden_layers",
     required=("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
     fields=(
         Copy("vocab_size", "vocab"),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from math import inf, nextafter
 from typing import Any
 
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.hf.dialect.llama import LLAMA
 from dovetail.hf.expert import glu_rows
 from dovetail.hf.field import ABSENT, Config, Copy, Field, LegacyFixed, Settings, integer, value_at
 from dovetail.hf.state_space import TIME_STEP_LIMIT, GatedNorm, InnerWidth, TimeStepLimit, mamba2_rows, mamba_heads
 from dovetail.hf.table import Row
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 LAYER, SSM, SCALE = "layers.{}", "layers.*.ssm", "layers.*.mixer.scale"
 FFN = ("gate", "up", "down")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.hf.dialect.gemma import GEMMA
 from dovetail.hf.field import ACTIVATIONS, Choice, Config, Field, Nullable, Settings, value_at
 from dovetail.hf.layer import FULL, SLIDING, LayerTypes
 from dovetail.hf.table import Row
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 
 def default(config: Config, layer: int) -> str:

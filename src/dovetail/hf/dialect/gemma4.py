@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.hf.convert import CONCAT, Concat
 from dovetail.hf.dialect.gemma3 import GEMMA3
 from dovetail.hf.expert import glu_rows
@@ -21,7 +21,7 @@ from dovetail.hf.field import ABSENT, ACTIVATIONS, Choice, Config, Copy, Field, 
 from dovetail.hf.layer import FULL, LAYER_TYPES, SLIDING, LayerTypes, RotaryByType, all_but_every
 from dovetail.hf.rotary import LENGTH, ROTARY_FRACTION, Rotary
 from dovetail.hf.table import Row, Skip
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 LAYERS, VOCAB, SHARING = "num_hidden_layers", 262_144, "num_kv_shared_layers"
 HEAD, KV_HEADS, SAME, BY_LAYER = "head_dim", "num_key_value_heads", "attention_k_eq_v", "per_layer_config"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.hf.dialect.gpt2 import GPT2, QKV
 from dovetail.hf.field import ACTIVATIONS, Choice, Config, Field, Implied, Settings, value_at
 from dovetail.hf.table import Row, rows
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 KV_HEADS = "layers.*.mixer.kv_heads"
 

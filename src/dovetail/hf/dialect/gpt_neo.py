@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.hf.dialect.gpt2 import GPT2
 from dovetail.hf.field import ACTIVATIONS, Choice, Config, Copy, Field, Settings, depth_of, integer, value_at
 from dovetail.hf.layer import window_mask, window_of
 from dovetail.hf.table import Row, rows
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 TYPES, LAYERS, WINDOW = "attention_types", "num_layers", "window_size"
 DEFAULT_TYPES = [[["global", "local"], 12]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.hf.field import ACTIVATIONS, Choice, Copy, Switch
+from dovetail.hf.field import ACTIVATIONS, SIZES, Choice, Copy, Switch
 from dovetail.hf.rotary import ROTARY_FRACTION, Rotary
 from dovetail.hf.table import HOUSEKEEPING, INV_FREQ, LAYERNORM, Dialect, Form, Row, Skip, rows
 
@@ -18,13 +18,8 @@ GPT_NEOX = Dialect(
         "init": {"kind": "normal", "residual": False},
         "layers": [{"norm": "layernorm", "wire": PARALLEL, "mixer": MIXER, "ffn": {"kind": "mlp", "act": "gelu"}}],
     },
-    layers="num_hidden_layers",
-    required=("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     fields=(
-        Copy("vocab_size", "vocab"),
-        Copy("hidden_size", "width"),
-        Copy("intermediate_size", "layers.*.ffn.hidden"),
-        Copy("num_attention_heads", "layers.*.mixer.heads"),
+        *SIZES,
         Copy("layer_norm_eps", "norm.eps", "layers.*.norm.eps"),
         Switch("use_parallel_residual", "layers.*.wire", on=PARALLEL, off={"kind": "pre_norm"}),
         Copy("hidden_dropout", "layers.*.wire.dropout", "dropout"),

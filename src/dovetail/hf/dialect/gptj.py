@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.hf.dialect.gpt2 import FIELDS, SUMMARY
 from dovetail.hf.field import Config, Field, Settings, value_at
 from dovetail.hf.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, Skip, rows
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 ROPE = {"kind": "rope", "pairs": "adjacent"}
 LAYER = {

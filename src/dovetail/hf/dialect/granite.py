@@ -6,7 +6,7 @@ from typing import Any
 
 from dovetail.hf.dialect.llama import LLAMA
 from dovetail.hf.field import ABSENT, Config, Copy, Settings, Transform, value_at
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 
 class AttentionMultiplier(Copy):

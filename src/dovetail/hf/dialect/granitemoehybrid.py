@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.hf.dialect.granite import AttentionMultiplier
 from dovetail.hf.dialect.granitemoeshared import GRANITEMOESHARED, shared_rows
 from dovetail.hf.expert import BalanceLoss
@@ -13,7 +13,7 @@ from dovetail.hf.layer import FULL, LAYER_TYPES
 from dovetail.hf.rotary import Rotary
 from dovetail.hf.state_space import TIME_STEP_LIMIT, InnerWidth, TimeStepLimit, mamba2_rows, mamba_heads
 from dovetail.hf.table import Row
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 LINEAR, OLDER = "linear_attention", {"mamba": "linear_attention", "attention": FULL}
 MAMBA, ATTENTION, MOE = "layers.*.mixer:mamba2", "layers.*.mixer:attention", "layers.*.ffn:moe"

@@ -8,7 +8,7 @@ from dovetail.hf.convert import CONCAT
 from dovetail.hf.dialect.granitemoe import GRANITEMOE
 from dovetail.hf.field import ACTIVATIONS, Choice, Config, Field, Settings, integer, value_at
 from dovetail.hf.table import Row
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 SHARED = "layers.*.ffn.shared"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from dovetail.hf.dialect.llama import LLAMA
 from dovetail.hf.field import Copy, value_at
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 
 def _heads_fill_width(spec: Model) -> tuple[str, Any, str] | None:

@@ -9,7 +9,7 @@ from dovetail.hf.expert import BalanceLoss, PeriodicLayers, expert_rows, glu_row
 from dovetail.hf.field import ABSENT, Config, Copy, LegacyFixed, Settings, value_at
 from dovetail.hf.state_space import InnerWidth, TimeStepRank, mamba_rows
 from dovetail.hf.table import Row
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 SPACE, FULL, EXPERTS = "layers.*.mixer:mamba", "layers.*.mixer:attention", "layers.*.ffn:moe"
 LAYER, MAMBA, LAYERS = "layers.{}", "layers.{}.mamba", "num_hidden_layers"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.hf.field import ACTIVATIONS, Choice, Copy, LegacyFixed, value_at
+from dovetail.hf.field import ACTIVATIONS, SIZES, Choice, Copy, LegacyFixed, value_at
 from dovetail.hf.rotary import Rotary
 from dovetail.hf.table import HOUSEKEEPING, INV_FREQ, Dialect, Form, Row, rows
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 NORM = {"kind": "rmsnorm", "eps": 1e-6}
 # names of the tensors of the ffn, for families that have others
@@ -30,13 +30,8 @@ LLAMA = Dialect(
         "init": {"kind": "normal", "residual": False},
         "layers": [{"norm": NORM, "wire": "pre_norm", "mixer": "attention", "ffn": "glu"}],
     },
-    layers="num_hidden_layers",
-    required=("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     fields=(
-        Copy("vocab_size", "vocab"),
-        Copy("hidden_size", "width"),
-        Copy("intermediate_size", "layers.*.ffn.hidden"),
-        Copy("num_attention_heads", "layers.*.mixer.heads"),
+        *SIZES,
         Copy("num_key_value_heads", "layers.*.mixer.kv_heads"),
         Copy("head_dim", "layers.*.mixer.head"),
         Copy("rms_norm_eps", "norm.eps", "layers.*.norm.eps"),

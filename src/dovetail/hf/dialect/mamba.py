@@ -17,7 +17,6 @@ MAMBA = Dialect(
         "init": {"kind": "normal", "residual": False},
         "layers": [{"norm": "rmsnorm", "mixer": "mamba", "ffn": None}],
     },
-    layers="num_hidden_layers",
     required=("vocab_size", "hidden_size", "num_hidden_layers"),
     fields=(
         Copy("vocab_size", "vocab"),

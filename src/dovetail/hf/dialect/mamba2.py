@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.hf.dialect.mamba import MAMBA
 from dovetail.hf.field import Config, Copy, Field, Settings, value_at
 from dovetail.hf.state_space import TIME_STEP_LIMIT, InnerWidth, TimeStepLimit, mamba2_rows, mamba_rows
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 MIXER = "layers.{}.mixer"
 

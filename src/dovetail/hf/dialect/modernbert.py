@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dovetail.hf.classes import Classes, Pooling, classified
 from dovetail.hf.convert import CONCAT
-from dovetail.hf.field import ACTIVATIONS, Choice, Copy
+from dovetail.hf.field import ACTIVATIONS, SIZES, Choice, Copy
 from dovetail.hf.layer import FULL, SLIDING, LocalAttention, RotaryByType
 from dovetail.hf.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, rows
 
@@ -62,13 +62,8 @@ MODERNBERT = Dialect(
         "layers": [{"norm": NORM, "wire": "pre_norm", "mixer": MIXER, "ffn": {"kind": "glu", "act": "gelu"}}],
         "init": {"kind": "normal", "residual": False},
     },
-    layers="num_hidden_layers",
-    required=("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     fields=(
-        Copy("vocab_size", "vocab"),
-        Copy("hidden_size", "width"),
-        Copy("intermediate_size", "layers.*.ffn.hidden"),
-        Copy("num_attention_heads", "layers.*.mixer.heads"),
+        *SIZES,
         Copy("norm_eps", "norm.eps", "embed_norm.eps", "layers.*.norm.eps"),
         Copy("norm_bias", "norm.shift", "embed_norm.shift", "layers.*.norm.shift"),
         Copy("attention_bias", "layers.*.mixer.bias", "layers.*.mixer.out_bias"),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.hf.convert import CONCAT
 from dovetail.hf.field import Config, Copy, Field, Settings, value_at
 from dovetail.hf.table import HOUSEKEEPING, Dialect, Form, Row
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 NORM = {"kind": "layernorm", "shift": False}
 ONLY = {

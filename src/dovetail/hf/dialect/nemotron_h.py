@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.core.errors import SpecError
-from dovetail.core.limits import CONFIG_LAYERS
+from dovetail.base.errors import SpecError
+from dovetail.base.limits import CONFIG_LAYERS
 from dovetail.hf.expert import ExpertGroups
 from dovetail.hf.field import ABSENT, ACTIVATIONS, Choice, Config, Copy, Field, Settings, integer, is_kind, value_at
 from dovetail.hf.state_space import mamba2_rows
 from dovetail.hf.table import HOUSEKEEPING, Dialect, Form, Row, Skip, rows
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 NORM = {"kind": "rmsnorm", "eps": 1e-5}
 LAYER, MAMBA, ATTENTION = "layers.{}", "layers.*.mixer:mamba2", "layers.*.mixer:attention"

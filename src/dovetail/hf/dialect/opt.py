@@ -18,7 +18,6 @@ OPT = Dialect(
         "init": {"kind": "normal", "residual": False},
         "layers": [{"norm": "layernorm", "wire": "pre_norm", "mixer": MIXER, "ffn": {"kind": "mlp", "act": "relu"}}],
     },
-    layers="num_hidden_layers",
     required=("vocab_size", "hidden_size", "ffn_dim", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"),
     fields=(
         Copy("vocab_size", "vocab"),

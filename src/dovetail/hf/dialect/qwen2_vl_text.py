@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.hf.dialect.qwen2 import QWEN2
 from dovetail.hf.field import Config, Settings, value_at
 from dovetail.hf.rotary import Rotary
 from dovetail.hf.table import Form
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 SECTIONS = "mrope_section"
 DEFAULT = [16, 24, 24]  # of a head of 128

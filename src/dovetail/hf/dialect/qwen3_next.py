@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses as dc
 from typing import Any
 
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.hf.convert import CONCAT, DEPTHWISE
 from dovetail.hf.dialect.llama import LLAMA
 from dovetail.hf.expert import BalanceLoss, SparseLayers, expert_fields, expert_rows, glu_rows
@@ -14,7 +14,7 @@ from dovetail.hf.field import Config, Copy, Field, Settings, depth_of, integer, 
 from dovetail.hf.layer import FULL, LAYER_TYPES
 from dovetail.hf.rotary import Rotary
 from dovetail.hf.table import Ahead, Row, ahead_rows
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 NORM = {"kind": "rmsnorm", "eps": 1e-6, "plus_one": True}
 FFN = {

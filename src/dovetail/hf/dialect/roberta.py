@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses as dc
 from typing import Any
 
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.hf.classes import classified
 from dovetail.hf.dialect.bert import BERT, CLASSIFIER, NORM, POOLER, POSITION_IDS, TIED
 from dovetail.hf.field import Config, Copy, Field, Settings, value_at
 from dovetail.hf.table import LAYERNORM, Form, Row, Skip, rows
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 PAD, LENGTH = "pad_token_id", "max_position_embeddings"
 

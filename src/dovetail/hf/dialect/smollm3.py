@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.core.errors import SpecError
-from dovetail.core.limits import CONFIG_LAYERS
+from dovetail.base.errors import SpecError
+from dovetail.base.limits import CONFIG_LAYERS
 from dovetail.hf.dialect.llama import LLAMA
 from dovetail.hf.field import Config, Field, Settings, integer, value_at
 from dovetail.hf.layer import FULL, SLIDING, WINDOW, LayerTypes
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 
 class NoRope(Field):

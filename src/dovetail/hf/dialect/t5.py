@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.hf.convert import TRANSPOSE
 from dovetail.hf.field import Config, Copy, Field, Settings, value_at
 from dovetail.hf.gated import GatedActivation
 from dovetail.hf.table import HOUSEKEEPING, Dialect, Form, Row, Skip
-from dovetail.model import Model
+from dovetail.model.model import Model
 
 NORM = {"kind": "rmsnorm", "eps": 1e-6}
 WIRE = {"kind": "pre_norm", "dropout": 0.1}

@@ -31,7 +31,6 @@ VIT = Dialect(
         "norm": NORM,
         "init": {"kind": "normal", "residual": False},
     },
-    layers="num_hidden_layers",
     required=("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     defaults={"image_size": 224, "patch_size": 16, "num_channels": 3},
     fields=(

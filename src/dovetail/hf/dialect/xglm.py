@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.hf.dialect.bart import attention
 from dovetail.hf.field import ACTIVATIONS, Choice, Config, Copy, Field, Settings
 from dovetail.hf.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, Skip, rows

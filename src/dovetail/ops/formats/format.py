@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.errors import SpecError, names_or_nearest
+from dovetail.base.errors import SpecError, names_or_nearest
 
 CODES, SCALE, ZERO = "weight_packed", "weight_scale", "weight_zero_point"
 FORMATS: dict[str, type[Format]] = {}

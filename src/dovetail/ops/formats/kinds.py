@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.errors import SpecError
+from dovetail.base.errors import SpecError
 from dovetail.ops.formats.format import (
     CODES,
     SCALE,

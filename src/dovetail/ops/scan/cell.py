@@ -18,8 +18,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dovetail.core.module import at_least_fp32
-from dovetail.core.rows import SequenceRows
+from dovetail.nn.module import at_least_fp32
+from dovetail.nn.rows import SequenceRows
 from dovetail.ops.scan.selective import goes_on
 
 State = tuple[Tensor, ...]  # h, and c for an LSTM

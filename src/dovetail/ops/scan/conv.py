@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.module import at_least_fp32
-from dovetail.core.rows import SequenceRows
+from dovetail.nn.module import at_least_fp32
+from dovetail.nn.rows import SequenceRows
 
 
 def causal_conv(

@@ -21,9 +21,9 @@ from math import isqrt
 import torch
 from torch import Tensor
 
-from dovetail.core.rows import SequenceRows
+from dovetail.nn.rows import SequenceRows
 from dovetail.ops.implementation import chunk
-from dovetail.ops.scan.pieces import cut, edges, scanned
+from dovetail.ops.scan.pieces import cut, edges, scanned, within_document
 
 LEAST = 16  # tokens of a chunk, however small the state
 
@@ -39,9 +39,7 @@ def naive(q: Tensor, k: Tensor, v: Tensor, g: Tensor, document: Tensor | None, c
     q, k = (x.repeat_interleave(shared, 2) if shared > 1 else x for x in (q, k))
     out: list[Tensor] = []
     for t in range(q.shape[1]):
-        if document is not None:
-            before = document[:, t - 1] if t else torch.zeros_like(document[:, 0])
-            carry = carry * (document[:, t] == before)[:, None, None, None]
+        carry = within_document(carry, document, t)
         carry = g[:, t, :, None, None].exp() * carry + k[:, t, :, :, None] @ v[:, t, :, None, :]
         out.append((q[:, t, :, None, :] @ carry)[:, :, 0])
     return torch.stack(out, 1), carry

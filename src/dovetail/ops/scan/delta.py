@@ -18,9 +18,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dovetail.core.rows import SequenceRows
+from dovetail.nn.rows import SequenceRows
 from dovetail.ops.implementation import chunk
-from dovetail.ops.scan.pieces import cut, edges, exp_or_zero, scanned
+from dovetail.ops.scan.pieces import cut, edges, exp_or_zero, scanned, within_document
 
 
 def delta_scan(
@@ -36,9 +36,7 @@ def naive(
     """Token by token."""
     out: list[Tensor] = []
     for t in range(q.shape[1]):
-        if document is not None:
-            before = document[:, t - 1] if t else torch.zeros_like(document[:, 0])
-            carry = carry * (document[:, t] == before)[:, None, None, None]
+        carry = within_document(carry, document, t)
         carry = g[:, t, :, None, None].exp() * carry
         recalled = k[:, t, :, None, :] @ carry
         carry = carry + k[:, t, :, :, None] @ (beta[:, t, :, None, None] * (v[:, t, :, None, :] - recalled))

@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.rows import SequenceRows
+from dovetail.nn.rows import SequenceRows
 from dovetail.ops.implementation import chunk
-from dovetail.ops.scan.pieces import cut, edges, exp_or_zero, scanned, zero_if_tiny
+from dovetail.ops.scan.pieces import cut, edges, exp_or_zero, scanned, within_document, zero_if_tiny
 
 
 def gated_scan(
@@ -40,9 +40,7 @@ def naive(
     """Token by token."""
     out: list[Tensor] = []
     for t in range(q.shape[1]):
-        if document is not None:
-            before = document[:, t - 1] if t else torch.zeros_like(document[:, 0])
-            carry = carry * (document[:, t] == before)[:, None, None, None]
+        carry = within_document(carry, document, t)
         old = carry
         carry = g[:, t, :, :, None].exp() * carry + k[:, t, :, :, None] @ v[:, t, :, None, :]
         y = (q[:, t, :, None, :] @ (carry if bonus is None else old))[:, :, 0]

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.module import at_least_fp32
-from dovetail.core.rows import SequenceRows
+from dovetail.nn.module import at_least_fp32
+from dovetail.nn.rows import SequenceRows
 from dovetail.ops.implementation import reference
 
 Form = Callable[..., tuple[Tensor, Tensor]]  # (q, k, v, g, *more, document, carry) -> y, the carry afterwards
@@ -57,6 +57,14 @@ def scanned(
     form = naive if reference() or q.shape[1] == 1 else chunked
     y, carry = form(q, k, v, g, *(None if x is None else x.to(wide) for x in more), seq.document, carry.to(wide))
     return y.to(dtype), carry
+
+
+def within_document(carry: Tensor, document: Tensor | None, t: int) -> Tensor:
+    """The state (rows, …) that token t continues: zero where it begins a document."""
+    if document is None:
+        return carry
+    before = document[:, t - 1] if t else torch.zeros_like(document[:, 0])
+    return carry * (document[:, t] == before).view(-1, *(1,) * (carry.dim() - 1))
 
 
 def cut(x: Tensor, size: int) -> Tensor:

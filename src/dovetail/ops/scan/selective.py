@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from dovetail.core.module import at_least_fp32
-from dovetail.core.rows import SequenceRows
+from dovetail.nn.module import at_least_fp32
+from dovetail.nn.rows import SequenceRows
 from dovetail.ops.implementation import chunk, reference
 
 SLAB = 65536  # values of state that are advanced at once: enough to amortize a call, few enough to stay in cache

@@ -21,10 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.module import at_least_fp32
-from dovetail.core.rows import SequenceRows
+from dovetail.nn.module import at_least_fp32
+from dovetail.nn.rows import SequenceRows
 from dovetail.ops.implementation import chunk, reference
-from dovetail.ops.scan.pieces import cut, edges
+from dovetail.ops.scan.pieces import cut, edges, within_document
 
 SHORT = 16  # tokens of a chunk: pairs inside it are computed one distance at a time, so a chunk should be short
 
@@ -63,9 +63,7 @@ def naive(
     reading = pairs(c.conj().to(carry.dtype))[..., None]
     out: list[Tensor] = []
     for t in range(u.shape[1]):
-        if document is not None:
-            before = document[:, t - 1] if t else torch.zeros_like(document[:, 0])
-            carry = carry * (document[:, t] == before)[:, None, None]
+        carry = within_document(carry, document, t)
         new = a * carry + b * u[:, t, :, None]
         carry = new if real is None else torch.where(real[:, t, None, None], new, carry)
         out.append((pairs(carry)[..., None, :] @ reading)[..., 0, 0])

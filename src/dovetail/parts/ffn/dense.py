@@ -17,14 +17,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.field import MAX_FACTOR, bounded
-from dovetail.core.group import Act, Ffn
-from dovetail.core.linear import Linear, together
-from dovetail.core.module import Module
-from dovetail.core.part import Mistake, Problem, child, register
-from dovetail.core.scope import Scope
-from dovetail.core.weight import Weight
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Act, Ffn
+from dovetail.nn.linear import Linear, multiply_fused
+from dovetail.nn.module import Module
+from dovetail.spec.field import MAX_FACTOR, bounded
+from dovetail.spec.part import Problem, child, register
+from dovetail.spec.part_proof import FieldCause, Proof
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import Weight
 
 
 def usual_hidden(width: int) -> int:
@@ -37,7 +38,6 @@ class Glu(Ffn):
     """Gated feed-forward: SwiGLU with silu, GeGLU with gelu."""
 
     TAPS = {"hidden": "pos channel", "out": "pos channel"}
-    MISTAKES = {"act": Mistake("activation"), "bias": Mistake("bias missing")}
 
     hidden: int | None = bounded(None, above=0, widens=True)  # None: 8·width/3, rounded up to a multiple of 256
     act: Act = child("silu")
@@ -46,7 +46,6 @@ class Glu(Ffn):
     dropout: float = bounded(0.0, at_least=0, below=1)
 
     tp_region = True
-    SAMPLES = {"hidden": [44, 36], "bias": [False, True], "gate_multiplier": [1.0, 0.7], "dropout": [0.0, 0.2]}
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(ffn=usual_hidden(scope.size("embed")) if self.hidden is None else self.hidden)
@@ -66,8 +65,12 @@ class Glu(Ffn):
             return []
         return [Problem("hidden", f"{hidden} is far from the usual 8·width/3 ≈ {usual:.0f} of a gated ffn")]
 
-    def together(self) -> tuple[str, ...]:
-        return ("gate", "up")
+
+class GluProof(Proof, of=Glu):
+    """Sampled values and causes."""
+
+    causes = {"act": FieldCause("activation"), "bias": FieldCause("bias missing")}
+    samples = {"hidden": [44, 36], "bias": [False, True], "gate_multiplier": [1.0, 0.7], "dropout": [0.0, 0.2]}
 
 
 class GluModule(Module, of=Glu):
@@ -78,18 +81,20 @@ class GluModule(Module, of=Glu):
     up: Linear
     down: Linear
 
+    fused = ("gate", "up")
+
     def setup(self) -> None:
         self.act, self.factor = self.part.act.function, self.part.gate_multiplier
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
-        gate, up = together(x, self.joint, self.gate, self.up)
+        gate, up = multiply_fused(x, ctx, self.fused_weight, self.gate, self.up)
         hidden = self.act(gate if self.factor == 1.0 else gate * self.factor) * up
         if ctx.taps is None and ctx.draws is None:
-            return self.down(hidden)
+            return self.down(hidden, ctx)
         hidden = ctx.tap(self, "hidden", hidden)
         if ctx.draws is not None:
             hidden = ctx.draws.dropout(ctx, hidden, self.part.dropout, self, axes=("ffn",))
-        return ctx.tap(self, "out", self.down(hidden))
+        return ctx.tap(self, "out", self.down(hidden, ctx))
 
 
 @register("mlp")
@@ -97,7 +102,6 @@ class Mlp(Ffn):
     """Feed-forward network of two matrices."""
 
     TAPS = {"hidden": "pos channel", "out": "pos channel"}
-    MISTAKES = {"act": Mistake("activation"), "bias": Mistake("bias missing")}
 
     hidden: int | None = bounded(None, above=0, widens=True)  # None: 4·width
     act: Act = child("gelu")
@@ -105,7 +109,6 @@ class Mlp(Ffn):
     dropout: float = bounded(0.0, at_least=0, below=1)
 
     tp_region = True
-    SAMPLES = {"hidden": [44, 36], "bias": [True, False], "dropout": [0.0, 0.2]}
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(ffn=4 * scope.size("embed") if self.hidden is None else self.hidden)
@@ -123,6 +126,13 @@ class Mlp(Ffn):
         return [] if hidden == usual else [Problem("hidden", f"{hidden} is not the usual 4·width = {usual} of a plain ffn")]
 
 
+class MlpProof(Proof, of=Mlp):
+    """Sampled values and causes."""
+
+    causes = {"act": FieldCause("activation"), "bias": FieldCause("bias missing")}
+    samples = {"hidden": [44, 36], "bias": [True, False], "dropout": [0.0, 0.2]}
+
+
 class MlpModule(Module, of=Mlp):
     """x (…, embed) -> like x."""
 
@@ -134,7 +144,7 @@ class MlpModule(Module, of=Mlp):
         self.act = self.part.act.function
 
     def forward(self, x: Tensor, ctx: Ctx) -> Tensor:
-        hidden = ctx.tap(self, "hidden", self.act(self.up(x)))
+        hidden = ctx.tap(self, "hidden", self.act(self.up(x, ctx)))
         if ctx.draws is not None:
             hidden = ctx.draws.dropout(ctx, hidden, self.part.dropout, self, axes=("ffn",))
-        return ctx.tap(self, "out", self.down(hidden))
+        return ctx.tap(self, "out", self.down(hidden, ctx))

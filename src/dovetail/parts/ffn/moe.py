@@ -38,15 +38,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.field import bounded
-from dovetail.core.group import Act, Ffn, Norm, Router
-from dovetail.core.linear import Linear
-from dovetail.core.module import Module
-from dovetail.core.part import Mistake, Part, Problem, broken, child, register
-from dovetail.core.scope import Scope
-from dovetail.core.weight import Weight
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Act, Ffn, Norm, Router
+from dovetail.nn.linear import Linear
+from dovetail.nn.module import Module
 from dovetail.ops.expert import by_token, combine, dispatch, gather
+from dovetail.spec.field import bounded
+from dovetail.spec.part import Part, Problem, broken, child, register
+from dovetail.spec.part_proof import FieldCause, Proof
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import Weight
 
 
 @register("moe")
@@ -54,7 +55,6 @@ class MoE(Ffn):
     """Mixture of experts: a router, experts, optionally a shared expert."""
 
     TAPS = {"out": "pos channel"}
-    MISTAKES = {"act": Mistake("activation")}
 
     experts: int = bounded(8, at_least=2, remedy="or use a plain ffn")
     hidden: int | None = bounded(None, above=0, widens=True)  # of each expert; None: 4·width
@@ -68,18 +68,6 @@ class MoE(Ffn):
     shared: Ffn | None = None
     shared_gate: bool = False
     norm: Norm | None = None  # of what the experts read; the router reads x
-
-    SAMPLES = {
-        "experts": [4, 6],
-        "hidden": [20, 12],
-        "gated": [True, False],
-        "bias": [False, True],
-        "limit": [None, 0.8],
-        "plus_one": [False, True],
-        "latent": [None, 16],
-        "shared": [None, {"kind": "glu", "hidden": 36}],
-        "shared_gate": [False, True],
-    }
 
     def children(self) -> dict[str, Part]:
         optional = {"norm": self.norm, "shared": self.shared}
@@ -116,6 +104,23 @@ class MoE(Ffn):
         )
 
 
+class MoEProof(Proof, of=MoE):
+    """Sampled values and causes."""
+
+    causes = {"act": FieldCause("activation")}
+    samples = {
+        "experts": [4, 6],
+        "hidden": [20, 12],
+        "gated": [True, False],
+        "bias": [False, True],
+        "limit": [None, 0.8],
+        "plus_one": [False, True],
+        "latent": [None, 16],
+        "shared": [None, {"kind": "glu", "hidden": 36}],
+        "shared_gate": [False, True],
+    }
+
+
 class MoEModule(Module, of=MoE):
     """x (…, n, embed) -> like x."""
 
@@ -134,10 +139,10 @@ class MoEModule(Module, of=MoE):
         if self.part.latent is None:
             out = self.bank(x, ctx, chosen, weights)
         else:
-            out = self.from_latent(self.bank(self.to_latent(x), ctx, chosen, weights))
+            out = self.from_latent(self.bank(self.to_latent(x, ctx), ctx, chosen, weights), ctx)
         if self.part.shared is not None:
             shared = self.shared(x, ctx)
-            out = out + (shared * torch.sigmoid(self.shared_gate(x)) if self.part.shared_gate else shared)
+            out = out + (shared * torch.sigmoid(self.shared_gate(x, ctx)) if self.part.shared_gate else shared)
         return ctx.tap(self, "out", out)
 
 
@@ -192,15 +197,15 @@ class BankModule(Module, of=Bank):
         of, here, k = self.part.of, len(self.expert_number), chosen.shape[-1]
         rows = dispatch(chosen.reshape(-1, k), self.expert_number[0], here, here == self.experts)
         tokens = gather(x.reshape(-1, x.shape[-1]), rows, k)
-        hidden = self.up.grouped(tokens, rows)
+        hidden = self.up.grouped(tokens, rows, ctx)
         if of.gated:
-            gate = self.gate.grouped(tokens, rows)
+            gate = self.gate.grouped(tokens, rows, ctx)
             if of.limit is not None:
                 gate, hidden = gate.clamp(max=of.limit), hidden.clamp(-of.limit, of.limit)
             hidden = self.act(gate) * (hidden + 1.0 if of.plus_one else hidden)
         else:
             hidden = self.act(hidden)
-        y = by_token(self.down.grouped(hidden, rows), rows, k)
+        y = by_token(self.down.grouped(hidden, rows, ctx), rows, k)
         if ctx.taps is not None:
             y = ctx.tap(self, "experts", y.view(*chosen.shape, -1)).view(y.shape)
         return ctx.tap(self, "out", combine(y, weights.reshape(-1, k)).to(x.dtype).view(x.shape))
@@ -220,14 +225,6 @@ class DenseAndExperts(Ffn):
     experts: Ffn = child("moe")
     norm: Norm = child("rmsnorm")
 
-    SAMPLES = {
-        "dense": [{"kind": "glu", "hidden": 36}, {"kind": "mlp", "hidden": 44}],
-        "experts": [
-            {"kind": "moe", "experts": 4, "hidden": 20, "norm": "rmsnorm"},
-            {"kind": "moe", "experts": 6, "hidden": 12, "router": {"kind": "softmax_router", "norm": "rmsnorm"}},
-        ],
-    }
-
     def children(self) -> dict[str, Part]:
         return {"dense": self.dense, "experts": self.experts, **dict.fromkeys(NORMS, self.norm)}
 
@@ -237,6 +234,18 @@ class DenseAndExperts(Ffn):
     def check(self, scope: Scope) -> list[Problem]:
         reading = [name for name, part in (("dense", self.dense), ("experts", self.experts)) if part.reads(scope)]
         return [Problem(name, "reads values of the model, which only branches of a block receive") for name in reading]
+
+
+class DenseAndExpertsProof(Proof, of=DenseAndExperts):
+    """Sampled values."""
+
+    samples = {
+        "dense": [{"kind": "glu", "hidden": 36}, {"kind": "mlp", "hidden": 44}],
+        "experts": [
+            {"kind": "moe", "experts": 4, "hidden": 20, "norm": "rmsnorm"},
+            {"kind": "moe", "experts": 6, "hidden": 12, "router": {"kind": "softmax_router", "norm": "rmsnorm"}},
+        ],
+    }
 
 
 class DenseAndExpertsModule(Module, of=DenseAndExperts):

@@ -29,14 +29,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.field import MAX_FACTOR, bounded
-from dovetail.core.group import Norm, Router, RouterModule
-from dovetail.core.linear import Linear
-from dovetail.core.module import Module, at_least_fp32
-from dovetail.core.part import Mistake, Problem, broken, register
-from dovetail.core.scope import Scope
-from dovetail.core.weight import Weight
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Norm, Router, RouterModule
+from dovetail.nn.linear import Linear
+from dovetail.nn.module import Module, at_least_fp32
+from dovetail.spec.field import MAX_FACTOR, bounded
+from dovetail.spec.part import Problem, broken, register
+from dovetail.spec.part_proof import FieldCause, Proof
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import Weight
 
 RATE = 0.001  # change of the balancing bias per step (Wang et al. 2024)
 
@@ -46,13 +47,6 @@ class TopK(Router):
     """The base of routers that score every expert and choose the best `top_k`."""
 
     TAPS = {"logits": "pos expert", "chosen": "pos choice", "weights": "pos choice"}
-    MISTAKES = {
-        "normalize": Mistake("router's weights"),
-        "scale": Mistake("router's weights"),
-        "top_k": Mistake("experts per token"),
-    }
-
-    training_only = frozenset({"noise", "balance_loss", "z_loss", "capacity"})
 
     top_k: int = bounded(2, above=0)
     normalize: bool = True  # weights of the chosen sum to `scale`
@@ -70,22 +64,6 @@ class TopK(Router):
     capacity: float | None = bounded(None, above=0, remedy="use null for no limit")
 
     best: ClassVar[int]  # the number of experts whose scores sum to the score of a group
-
-    SAMPLES = {
-        "top_k": [2, 1, 4],
-        "normalize": [True, False],
-        "scale": [1.0, 1.7],
-        "bias": [False, True],
-        "input_scale": [1.0, 0.4],
-        "expert_scale": [False, True],
-        "groups": [1, 2, 3],
-        "top_groups": [1, 2],
-        "noise": [0.0, 2.5],
-        "balance_loss": [0.0, 0.03],
-        "z_loss": [0.0, 0.01],
-        "balance_bias": [False, True],
-        "capacity": [None, 0.1],
-    }
 
     def choices(self) -> int:
         return self.top_k
@@ -138,14 +116,40 @@ class TopK(Router):
         """Whether the scores only choose: a single normalized expert has weight 1 whatever its score."""
         return self.top_k == 1 and self.normalize and not self.balance_loss and not self.z_loss
 
-    def idle(self, scope: Scope) -> frozenset[str]:
-        # they scale the logits of a token alike
-        return frozenset({"input_scale", "norm.eps"} if self.only_chooses() else ())
 
-    def excepts(self, scope: Scope) -> dict[str, str]:
+class TopKProof(Proof, of=TopK):
+    """Sampled values, causes, fields of training, idle fields and exceptions."""
+
+    causes = {
+        "normalize": FieldCause("router's weights"),
+        "scale": FieldCause("router's weights"),
+        "top_k": FieldCause("experts per token"),
+    }
+    training_only = frozenset({"noise", "balance_loss", "z_loss", "capacity"})
+    samples = {
+        "top_k": [2, 1, 4],
+        "normalize": [True, False],
+        "scale": [1.0, 1.7],
+        "bias": [False, True],
+        "input_scale": [1.0, 0.4],
+        "expert_scale": [False, True],
+        "groups": [1, 2, 3],
+        "top_groups": [1, 2],
+        "noise": [0.0, 2.5],
+        "balance_loss": [0.0, 0.03],
+        "z_loss": [0.0, 0.01],
+        "balance_bias": [False, True],
+        "capacity": [None, 0.1],
+    }
+
+    def idle(self, part: TopK, scope: Scope) -> frozenset[str]:
+        # they scale the logits of a token alike
+        return frozenset({"input_scale", "norm.eps"} if part.only_chooses() else ())
+
+    def excepts(self, part: TopK, scope: Scope) -> dict[str, str]:
         single = "a single normalized expert has weight 1 whatever its score"
-        excepted = {"every_weight": f"{single}, so no gradient reaches the router"} if self.only_chooses() else {}
-        if self.norm is not None and self.top_k == 1 and self.normalize and not (self.bias or self.balance_bias):
+        excepted = {"every_weight": f"{single}, so no gradient reaches the router"} if part.only_chooses() else {}
+        if part.norm is not None and part.top_k == 1 and part.normalize and not (part.bias or part.balance_bias):
             excepted |= {"looking.norm.scale": f"{single}, and the scale of a norm leaves the order of the scores"}
         return excepted
 
@@ -174,7 +178,7 @@ class TopKModule(RouterModule):
     def forward(self, x: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
         part, dtype = self.part, at_least_fp32(x.dtype)
         x = x.to(dtype) if part.norm is None else self.norm(x.to(dtype), ctx)
-        logits = self.out(x if part.input_scale == 1.0 else x * part.input_scale)
+        logits = self.out(x if part.input_scale == 1.0 else x * part.input_scale, ctx)
         if ctx.draws is not None:
             logits = ctx.draws.noise(ctx, logits, part.noise, self, axes=("experts",))
         logits = ctx.tap(self, "logits", logits)
@@ -257,9 +261,13 @@ class SoftmaxRouter(TopK):
 
     best = 1
 
-    def idle(self, scope: Scope) -> frozenset[str]:
+
+class SoftmaxRouterProof(TopKProof, of=SoftmaxRouter):
+    """Idle fields."""
+
+    def idle(self, part: TopK, scope: Scope) -> frozenset[str]:
         # the probs of all experts sum to 1
-        return super().idle(scope) | ({"normalize"} if self.top_k == scope.size("experts") else set())
+        return super().idle(part, scope) | ({"normalize"} if part.top_k == scope.size("experts") else set())
 
 
 class SoftmaxRouterModule(TopKModule, of=SoftmaxRouter):

@@ -16,10 +16,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from dovetail.core.field import bounded
-from dovetail.core.group import Band, Fill, Mask, Order, Span
-from dovetail.core.layout import TokenLayout
-from dovetail.core.part import Mistake, register
+from dovetail.nn.groups import Band, Fill, Mask, Order, Span
+from dovetail.nn.layout import TokenLayout
+from dovetail.spec.field import bounded
+from dovetail.spec.part import register
+from dovetail.spec.part_proof import FieldCause, Proof
 
 
 def distance(q: TokenLayout, k: TokenLayout) -> Tensor:
@@ -60,12 +61,8 @@ class Causal(Mask):
 class Window(Mask):
     """Sliding window of `size` tokens, the query included, and the first `keep` (Beltagy et al. 2020; Xiao et al. 2023)."""
 
-    MISTAKES = {"size": Mistake("window size")}
-
     size: int = bounded(256, above=0)
     keep: int = bounded(0, at_least=0)
-
-    SAMPLES = {"size": [5, 8], "keep": [0, 2]}
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         near = distance(q, k).abs() < self.size
@@ -86,14 +83,19 @@ class Window(Mask):
         return None if self.keep else Band(self.size - 1, self.size - 1)
 
 
+class WindowProof(Proof, of=Window):
+    """Sampled values and causes."""
+
+    causes = {"size": FieldCause("window size")}
+    samples = {"size": [5, 8], "keep": [0, 2]}
+
+
 @register("prefix")
 class Prefix(Mask):
     """Prefix LM: every query sees the first `length` tokens; join it with causal by `any`."""
 
     joins: ClassVar[Literal["all", "any"]] = "any"
     length: int = bounded(64, above=0)
-
-    SAMPLES = {"length": [4, 7]}
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         shape = torch.broadcast_shapes(q.order.shape[:-1], k.order.shape[:-1])
@@ -112,13 +114,17 @@ class Prefix(Mask):
         return self.length
 
 
+class PrefixProof(Proof, of=Prefix):
+    """Sampled values."""
+
+    samples = {"length": [4, 7]}
+
+
 @register("global_tokens")
 class GlobalTokens(Mask):
     """Global tokens: the first `tokens` see every token, and every token sees them."""
 
     tokens: int = bounded(1, above=0)
-
-    SAMPLES = {"tokens": [2, 5]}
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         return ((q.order < self.tokens)[..., :, None] | (k.order < self.tokens)[..., None, :])[..., None, :, :]
@@ -134,14 +140,18 @@ class GlobalTokens(Mask):
         return self.tokens
 
 
+class GlobalTokensProof(Proof, of=GlobalTokens):
+    """Sampled values."""
+
+    samples = {"tokens": [2, 5]}
+
+
 @register("block_local")
 class BlockLocal(Mask):
     """Block-local attention: the token's own block and `back` blocks on either side."""
 
     size: int = bounded(64, above=0)
     back: int = bounded(0, at_least=0)
-
-    SAMPLES = {"size": [4, 6], "back": [0, 1]}
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         apart = (q.order // self.size)[..., :, None] - (k.order // self.size)[..., None, :]
@@ -153,3 +163,9 @@ class BlockLocal(Mask):
 
     def reach(self) -> int | None:
         return self.size * (self.back + 1)
+
+
+class BlockLocalProof(Proof, of=BlockLocal):
+    """Sampled values."""
+
+    samples = {"size": [4, 6], "back": [0, 1]}

@@ -14,10 +14,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dovetail.core.group import Band, Fill, Mask, Order, Span
-from dovetail.core.layout import TokenLayout
-from dovetail.core.part import Mistake, Problem, register
-from dovetail.core.scope import Scope
+from dovetail.nn.groups import Band, Fill, Mask, Order, Span
+from dovetail.nn.layout import TokenLayout
+from dovetail.spec.part import Problem, register
+from dovetail.spec.part_proof import FieldCause, Proof
+from dovetail.spec.scope import Scope
 
 MAX_MASKS = 256  # in one joined mask: each is computed for every tile of scores
 
@@ -71,11 +72,7 @@ class Joined(Mask):
 class AllOf(Joined):
     """The keys that all of the masks allow."""
 
-    MISTAKES = {"masks": Mistake("window missing")}
-
     masks: tuple[Mask, ...] = ()
-
-    SAMPLES = {"masks": [[{"kind": "window", "size": 7}, {"kind": "block_local", "size": 5}], [{"kind": "strided", "step": 2}]]}
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         visible = self.masks[0].visible(q, k, heads)
@@ -111,18 +108,18 @@ class AllOf(Joined):
         return [mask.to_data() for mask in self.masks] if len(self.masks) > 1 else super().to_data()
 
 
+class AllOfProof(Proof, of=AllOf):
+    """Sampled values and causes."""
+
+    causes = {"masks": FieldCause("window missing")}
+    samples = {"masks": [[{"kind": "window", "size": 7}, {"kind": "block_local", "size": 5}], [{"kind": "strided", "step": 2}]]}
+
+
 @register("any_of")
 class AnyOf(Joined):
     """The keys that at least one of the masks allows."""
 
     masks: tuple[Mask, ...] = ()
-
-    SAMPLES = {
-        "masks": [
-            [{"kind": "window", "size": 3}, {"kind": "global_tokens", "tokens": 2}],
-            [{"kind": "strided", "step": 3}, {"kind": "block_local", "size": 4}],
-        ]
-    }
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         visible = self.masks[0].visible(q, k, heads)
@@ -147,18 +144,22 @@ class AnyOf(Joined):
         return {"any": [mask.to_data() for mask in self.masks]}
 
 
+class AnyOfProof(Proof, of=AnyOf):
+    """Sampled values."""
+
+    samples = {
+        "masks": [
+            [{"kind": "window", "size": 3}, {"kind": "global_tokens", "tokens": 2}],
+            [{"kind": "strided", "step": 3}, {"kind": "block_local", "size": 4}],
+        ]
+    }
+
+
 @register("by_head")
 class ByHead(Joined):
     """A mask per head: head h has mask h mod count (Sparse Transformer, Child et al. 2019)."""
 
     masks: tuple[Mask, ...] = ()
-
-    SAMPLES = {
-        "masks": [
-            [{"kind": "window", "size": 4}, {"kind": "strided", "step": 3}],
-            [{"kind": "block_local", "size": 3}, "full"],
-        ]
-    }
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         each = [mask.visible(q, k, heads) for mask in self.masks]
@@ -189,6 +190,17 @@ class ByHead(Joined):
 
     def for_head(self, head: int) -> Mask:
         return self.masks[head % len(self.masks)].for_head(head)
+
+
+class ByHeadProof(Proof, of=ByHead):
+    """Sampled values."""
+
+    samples = {
+        "masks": [
+            [{"kind": "window", "size": 4}, {"kind": "strided", "step": 3}],
+            [{"kind": "block_local", "size": 3}, "full"],
+        ]
+    }
 
 
 def _least(bounds: list[int | None]) -> int | None:

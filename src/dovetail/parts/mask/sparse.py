@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.field import bounded
-from dovetail.core.group import Fill, Mask, Span
-from dovetail.core.layout import TokenLayout
-from dovetail.core.part import register
+from dovetail.nn.groups import Fill, Mask, Span
+from dovetail.nn.layout import TokenLayout
 from dovetail.parts.mask.distance import _within, distance
+from dovetail.spec.field import bounded
+from dovetail.spec.part import register
+from dovetail.spec.part_proof import Proof
 
 MAX_PICKS = 256  # random blocks of one block: each is compared with every block of keys
 
@@ -32,8 +33,6 @@ class Strided(Mask):
     """Every step-th token, counted from the token itself."""
 
     step: int = bounded(64, at_least=2)
-
-    SAMPLES = {"step": [2, 3]}
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         return distance(q, k) % self.step == 0
@@ -48,14 +47,18 @@ class Strided(Mask):
         return True
 
 
+class StridedProof(Proof, of=Strided):
+    """Sampled values."""
+
+    samples = {"step": [2, 3]}
+
+
 @register("dilated")
 class Dilated(Mask):
     """A dilated sliding window: `size` tokens on either side, `step` apart."""
 
     size: int = bounded(64, above=0)
     step: int = bounded(2, at_least=2)
-
-    SAMPLES = {"size": [3, 5], "step": [2, 3]}
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         apart = distance(q, k)
@@ -76,6 +79,12 @@ class Dilated(Mask):
         return True
 
 
+class DilatedProof(Proof, of=Dilated):
+    """Sampled values."""
+
+    samples = {"size": [3, 5], "step": [2, 3]}
+
+
 def _same_residue(q: Span, k: Span, step: int) -> Fill:
     """The fill of a tile whose tokens are sorted by residue: most tiles have one residue, and are full or empty."""
     if q.step != step or k.step != step:
@@ -92,8 +101,6 @@ class RandomBlocks(Mask):
     size: int = bounded(64, above=0)
     count: int = bounded(2, above=0, at_most=MAX_PICKS)
     seed: int = bounded(0, at_least=0)
-
-    SAMPLES = {"size": [3, 4], "count": [1, 2], "seed": [0, 7]}
 
     def visible(self, q: TokenLayout, k: TokenLayout, heads: Tensor) -> Tensor:
         a, b = q.order // self.size, k.order // self.size
@@ -113,6 +120,12 @@ class RandomBlocks(Mask):
         picked = any(pick in b for block in a for pick in _picks(block, self.count, self.seed))
         picked = picked or any(pick in a for block in b for pick in _picks(block, self.count, self.seed))
         return Fill.EMPTY if not picked else Fill.FULL if len(a) == len(b) == 1 else Fill.PART
+
+
+class RandomBlocksProof(Proof, of=RandomBlocks):
+    """Sampled values."""
+
+    samples = {"size": [3, 4], "count": [1, 2], "seed": [0, 7]}
 
 
 @lru_cache(maxsize=2**16)

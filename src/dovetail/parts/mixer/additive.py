@@ -17,19 +17,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.field import bounded
-from dovetail.core.group import Mask
-from dovetail.core.linear import Linear
-from dovetail.core.module import at_least_fp32
-from dovetail.core.part import Part, Problem, child, register
-from dovetail.core.scope import Scope
-from dovetail.core.softmax import CrossModule, SoftmaxCross, SoftmaxMixer, ValuedModule
-from dovetail.core.view import KVView
-from dovetail.core.weight import State, Weight
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Mask
+from dovetail.nn.linear import Linear
+from dovetail.nn.module import at_least_fp32
+from dovetail.nn.softmax import CrossModule, SoftmaxCross, SoftmaxMixer, SoftmaxMixerProof, ValuedModule
+from dovetail.nn.view import KVView
 from dovetail.ops.attend import WHOLE, attend
 from dovetail.ops.implementation import chunk, reference
 from dovetail.ops.mask import dense, pairs
+from dovetail.spec.field import bounded
+from dovetail.spec.part import Part, Problem, child, register
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import State, Weight
 
 
 class TokenValued(SoftmaxMixer):
@@ -42,12 +42,9 @@ class TokenValued(SoftmaxMixer):
         "z": "pos head channel",
         "out": "pos channel",
     }
-    ACTS_ON = dict.fromkeys(("mask", "scale"), ("q", "k", "u"))
 
     source: ClassVar[str] = "embed"  # the axis of those tokens
     values: ClassVar[str] = "tokens"
-
-    SAMPLES = {"heads": [2, 4]}
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(heads=self.heads)
@@ -65,6 +62,13 @@ class TokenValued(SoftmaxMixer):
         return self.check_mask(scope)
 
 
+class TokenValuedProof(SoftmaxMixerProof, of=TokenValued):
+    """Sampled values and what fields act on."""
+
+    acts_on = dict.fromkeys(("mask", "scale"), ("q", "k", "u"))
+    samples = {"heads": [2, 4]}
+
+
 class Additive(TokenValued):
     """Scores from an MLP with one hidden layer."""
 
@@ -79,8 +83,6 @@ class Additive(TokenValued):
     }
 
     hidden: int | None
-
-    SAMPLES = {**TokenValued.SAMPLES, "hidden": [10, 7]}
 
     def axes(self, scope: Scope) -> Scope:
         return super().axes(scope).add(hidden=scope.size("embed") if self.hidden is None else self.hidden)
@@ -100,6 +102,12 @@ class Additive(TokenValued):
     def cost(self, scope: Scope, n: int) -> tuple[int, int]:
         each = 2 * self.heads * (scope.size("hidden") + scope.size(self.source))
         return each * n * n, each * pairs(self.visibility(), n)
+
+
+class AdditiveProof(TokenValuedProof, of=Additive):
+    """Sampled values."""
+
+    samples = {**TokenValuedProof.samples, "hidden": [10, 7]}
 
 
 @register("additive_attention")
@@ -136,11 +144,11 @@ class AdditiveAttentionModule(ValuedModule, of=AdditiveAttention):
 
     def entries(self, tokens: Tensor, ctx: Ctx) -> tuple[Tensor, ...]:
         """The keys of the tokens, and the tokens."""
-        return ctx.tap(self, "k", self.k(tokens).unflatten(-1, (-1, self.size))), tokens
+        return ctx.tap(self, "k", self.k(tokens, ctx).unflatten(-1, (-1, self.size))), tokens
 
     def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE) -> Tensor:
         layout = ctx.layout
-        q = ctx.tap(self, "q", self.q(x).unflatten(-1, (-1, self.size)))
+        q = ctx.tap(self, "q", self.q(x, ctx).unflatten(-1, (-1, self.size)))
         (k, tokens), key_layout = self.kv(x, ctx, view).entries()
         k, tokens = ctx.tap(self, "keys", k), ctx.tap(self, "tokens", tokens)
         q, k = q.transpose(-3, -2).unsqueeze(-2), k.transpose(-3, -2).unsqueeze(-3)  # (…, heads, n, 1, hidden), (…, 1, m, …)
@@ -174,14 +182,18 @@ class Multiplicative(TokenValued):
 
     scale: float
 
-    SAMPLES = {**TokenValued.SAMPLES, "scale": [0.3, 0.15]}
-
     def weights(self, scope: Scope) -> list[Weight]:
         return [Weight(name="q.weight", out=("heads", self.source), inp=("embed",)), *super().weights(scope)]
 
     def cost(self, scope: Scope, n: int) -> tuple[int, int]:
         each = 4 * self.heads * scope.size(self.source)
         return each * n * n, each * pairs(self.visibility(), n)
+
+
+class MultiplicativeProof(TokenValuedProof, of=Multiplicative):
+    """Sampled values."""
+
+    samples = {**TokenValuedProof.samples, "scale": [0.3, 0.15]}
 
 
 @register("multiplicative_attention")
@@ -215,7 +227,7 @@ class MultiplicativeAttentionModule(ValuedModule, of=MultiplicativeAttention):
         self.scale, self.size = self.part.scale, self.scope.size(self.part.source)
 
     def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE) -> Tensor:
-        q = ctx.tap(self, "q", self.q(x).unflatten(-1, (-1, self.size)))  # x_iᵀ W of each head
+        q = ctx.tap(self, "q", self.q(x, ctx).unflatten(-1, (-1, self.size)))  # x_iᵀ W of each head
         (tokens,), key_layout = self.kv(x, ctx, view).entries()
         tokens = ctx.tap(self, "tokens", tokens).unsqueeze(-2)  # one KV head, whose keys are its values
         return self.project_out(attend(q, tokens, tokens, self.scoring(ctx), ctx.layout, key_layout, self.edit(ctx)), ctx)

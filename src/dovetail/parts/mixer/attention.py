@@ -19,27 +19,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.cross_layer import DISCARDED, Values
-from dovetail.core.ctx import Ctx
-from dovetail.core.field import bounded
-from dovetail.core.group import CrossMixer, Earlier, EarlierModule, Mask, Norm, Position
-from dovetail.core.linear import Linear, together
-from dovetail.core.module import Module
-from dovetail.core.part import Mistake, Part, Problem, broken, child, register
-from dovetail.core.scope import Scope
-from dovetail.core.softmax import (
+from dovetail.nn.cross_layer import DISCARDED, Values
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import CrossMixer, Earlier, EarlierModule, Mask, Norm, Position
+from dovetail.nn.linear import Linear, multiply_fused
+from dovetail.nn.module import Module
+from dovetail.nn.softmax import (
     CrossModule,
     SoftmaxMixer,
+    SoftmaxMixerProof,
     SoftmaxModule,
     check_heads,
     check_position,
     head_size,
     no_encoder,
 )
-from dovetail.core.view import KV, KVView, OnRead
-from dovetail.core.weight import Read, State, Weight
+from dovetail.nn.view import KV, KVView, OnRead
 from dovetail.ops.attend import WHOLE, Stored
 from dovetail.ops.mask import pairs
+from dovetail.spec.field import bounded
+from dovetail.spec.part import Part, Problem, broken, child, register
+from dovetail.spec.part_proof import FieldCause
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import Read, State, Weight
 
 # fields that decide how queries and keys make scores
 SCORING = frozenset({"mask", "position", "scale", "softcap", "sink", "prefix", "qk_norm", "qk_norm_whole", "qk_norm_after"})
@@ -62,26 +64,6 @@ class Attention(SoftmaxMixer):
         "z": "pos head channel",
         "gate": "pos channel",
         "out": "pos channel",
-    }
-    MISTAKES = {
-        **SoftmaxMixer.MISTAKES,
-        "position": Mistake("position missing"),
-        "softcap": Mistake("soft-cap"),
-        "qk_norm": Mistake("qk-norm missing"),
-        "qk_norm_whole": Mistake("qk-norm over all heads"),
-        "v_norm": Mistake("norm of values missing"),
-        "mask": Mistake("mask"),
-        "bias": Mistake("bias missing"),
-        "out_bias": Mistake("bias missing"),
-        "gate": Mistake("output gate missing"),
-        "sink": Mistake("sink missing"),
-        "prefix": Mistake("prefix missing"),
-    }
-
-    ACTS_ON = {
-        **dict.fromkeys(SCORING, ("q", "k", "q_norm", "k_norm")),
-        "k_is_v": ("k", "v", "o"),
-        **dict.fromkeys(("gate", "v_norm"), ("v", "o")),
     }
 
     heads: int = bounded(8, above=0, widens=True)
@@ -108,25 +90,6 @@ class Attention(SoftmaxMixer):
     source = "embed"  # the axis that keys and values are projected from
     attends = True
     values = "values"
-
-    SAMPLES = {
-        "heads": [6, 4],
-        "kv_heads": [2, None, 1],
-        "head": [12],
-        "scale": [None, 0.4],
-        "bias": [False, True],
-        "out_bias": [False, True],
-        "packed": [False, True],
-        "qk_norm_whole": [False, True],
-        "qk_norm_after": [False, True],
-        "k_is_v": [False, True],
-        "softcap": [None, 2.0],
-        "sink": [False, True],
-        "prefix": [0, 3],
-        "gate": [False, True],
-        "earlier": [None],  # two layers must agree: sampled with both
-        "dropout": [0.0, 0.2],
-    }
 
     def groups(self) -> int:
         """The number of KV heads."""
@@ -180,9 +143,6 @@ class Attention(SoftmaxMixer):
     def projected(self) -> tuple[str, ...]:
         """Names of the projections that it has, unless they are packed."""
         return ("q",) if not self.projects() else ("q", "k") if self.k_is_v else ("q", "k", "v")
-
-    def together(self) -> tuple[str, ...]:
-        return () if self.packed or not self.projects() else self.projected()
 
     def packs(self, leaf: str) -> tuple[str, ...]:
         """The names of the tensors that a packed one replaces."""
@@ -240,19 +200,59 @@ class Attention(SoftmaxMixer):
         absent = {*(() if self.gate else ("gate",)), *(() if self.projects() else ("k", "v"))}
         return {name: axes for name, axes in self.TAPS.items() if name not in absent}
 
-    def idle(self, scope: Scope) -> frozenset[str]:
-        return super().idle(scope) | (frozenset() if self.position.rotates else {"qk_norm_after"})
-
     def shifts_keys(self, scope: Scope) -> bool:
         """Whether a learned vector is added to every key just before the scores."""
         if self.qk_norm is None:
             return self.bias and not self.packed and not self.k_is_v
         return any(weight.role == "bias" for weight in self.qk_norm.weights(self.child_scope(scope, "k_norm")))
 
-    def excepts(self, scope: Scope) -> dict[str, str]:
-        reasons = super().excepts(scope)
-        shifted = self.qk_norm_after or not self.position.rotates  # the vector is the same for every key
-        if shifted and not self.softcap and not self.sink and not self.prefix and self.shifts_keys(scope):
+
+class AttentionProof(SoftmaxMixerProof, of=Attention):
+    """Sampled values, causes, what fields act on, idle fields and exceptions."""
+
+    causes = {
+        **SoftmaxMixerProof.causes,
+        "position": FieldCause("position missing"),
+        "softcap": FieldCause("soft-cap"),
+        "qk_norm": FieldCause("qk-norm missing"),
+        "qk_norm_whole": FieldCause("qk-norm over all heads"),
+        "v_norm": FieldCause("norm of values missing"),
+        "mask": FieldCause("mask"),
+        **dict.fromkeys(("bias", "out_bias"), FieldCause("bias missing")),
+        "gate": FieldCause("output gate missing"),
+        **{name: FieldCause(f"{name} missing") for name in ("sink", "prefix")},
+    }
+    acts_on = {
+        **dict.fromkeys(SCORING, ("q", "k", "q_norm", "k_norm")),
+        "k_is_v": ("k", "v", "o"),
+        **dict.fromkeys(("gate", "v_norm"), ("v", "o")),
+    }
+    samples = {
+        "heads": [6, 4],
+        "kv_heads": [2, None, 1],
+        "head": [12],
+        "scale": [None, 0.4],
+        "bias": [False, True],
+        "out_bias": [False, True],
+        "packed": [False, True],
+        "qk_norm_whole": [False, True],
+        "qk_norm_after": [False, True],
+        "k_is_v": [False, True],
+        "softcap": [None, 2.0],
+        "sink": [False, True],
+        "prefix": [0, 3],
+        "gate": [False, True],
+        "earlier": [None],  # two layers must agree: sampled with both
+        "dropout": [0.0, 0.2],
+    }
+
+    def idle(self, part: Attention, scope: Scope) -> frozenset[str]:
+        return super().idle(part, scope) | (frozenset() if part.position.rotates else {"qk_norm_after"})
+
+    def excepts(self, part: Attention, scope: Scope) -> dict[str, str]:
+        reasons = super().excepts(part, scope)
+        shifted = part.qk_norm_after or not part.position.rotates  # the vector is the same for every key
+        if shifted and not part.softcap and not part.sink and not part.prefix and part.shifts_keys(scope):
             reasons["every_weight"] = "a vector added to every key shifts all scores of a query alike, and softmax ignores it"
         return reasons
 
@@ -278,10 +278,10 @@ class AttentionModule(SoftmaxModule, of=Attention):
         self.scale = self.size**-0.5 if self.part.scale is None else self.part.scale
         self.softcap, self.dropout = self.part.softcap, self.part.dropout
         self.reads, self.projects = self.part.position.rotates_on_read(), self.part.projects()
-        self.leaves = self.part.projected()
+        self.fused = () if self.part.packed or not self.projects else self.part.projected()
 
     def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE, values: Values = DISCARDED) -> Tensor:
-        q, k, v = self.project(x) if self.projects else (self.split(self.q(x)), values["k"], values["v"])
+        q, k, v = self.project(x, ctx) if self.projects else (self.split(self.q(x, ctx)), values["k"], values["v"])
         layout, position, after = ctx.layout, self.position, self.part.qk_norm_after
         v = self.v_norm(v, ctx) if self.part.v_norm is not None else v
         if self.part.qk_norm is not None and not after:
@@ -300,13 +300,13 @@ class AttentionModule(SoftmaxModule, of=Attention):
             values.publish(k=k, v=v)
         return self.read(x, q, view.append(layout, k, v), ctx)
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor, Tensor]:
         """q (…, n, heads, head), k and v (…, n, kv_heads, head)."""
         if not self.part.packed:
             leaves: Any = self._modules
-            q, k, *v = map(self.split, together(x, self.joint, *map(leaves.__getitem__, self.leaves)))
+            q, k, *v = map(self.split, multiply_fused(x, ctx, self.fused_weight, *map(leaves.__getitem__, self.fused)))
             return q, k, v[0] if v else k
-        groups = self.qkv(x).unflatten(-1, (-1, self.slots, self.size))
+        groups = self.qkv(x, ctx).unflatten(-1, (-1, self.slots, self.size))
         return groups[..., :-2, :].flatten(-3, -2), groups[..., -2, :], groups[..., -1, :]
 
     def split(self, x: Tensor) -> Tensor:
@@ -345,11 +345,11 @@ class AttentionModule(SoftmaxModule, of=Attention):
         """Attend, gate, project back to the residual stream."""
         if ctx.taps is None and ctx.draws is None:
             z = kv.attend(ctx.layout, q, self.scoring(ctx)).flatten(-2)
-            return self.o(z * torch.sigmoid(self.gate(x)) if self.part.gate else z)
+            return self.o(z * torch.sigmoid(self.gate(x, ctx)) if self.part.gate else z, ctx)
         kv = kv if ctx.taps is None else self.listened(kv, ctx)
         z = ctx.tap(self, "z", kv.attend(ctx.layout, q, self.scoring(ctx), self.edit(ctx))).flatten(-2)
-        z = z * torch.sigmoid(ctx.tap(self, "gate", self.gate(x))) if self.part.gate else z
-        return ctx.tap(self, "out", self.o(z))
+        z = z * torch.sigmoid(ctx.tap(self, "gate", self.gate(x, ctx))) if self.part.gate else z
+        return ctx.tap(self, "out", self.o(z, ctx))
 
 
 @register("cross_attention")
@@ -365,9 +365,6 @@ class CrossAttention(CrossMixer, Attention):
 
     def state(self, scope: Scope) -> list[State]:
         return [State(name="kv", axes=("kv_heads", "head"), copies=2, per="source")]
-
-    def together(self) -> tuple[str, ...]:
-        return self.projected()[1:]
 
     def check(self, scope: Scope) -> list[Problem]:
         if missing := no_encoder(scope):
@@ -387,13 +384,17 @@ class CrossAttention(CrossMixer, Attention):
 class CrossAttentionModule(AttentionModule, CrossModule, of=CrossAttention):
     """x (…, n, embed), encoder output (…, m, encoder) -> like x."""
 
+    def setup(self) -> None:
+        super().setup()
+        self.fused = self.part.projected()[1:]  # those that read the encoder output
+
     def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE, values: Values = DISCARDED) -> Tensor:
-        q = ctx.tap(self, "q", self.normed(self.split(self.q(x)), "q_norm", ctx))
+        q = ctx.tap(self, "q", self.normed(self.split(self.q(x, ctx)), "q_norm", ctx))
         return self.read(x, q, self.kv(x, ctx, view), ctx)
 
     def entries(self, tokens: Tensor, ctx: Ctx) -> tuple[Tensor, ...]:
         """k, v (…, m, kv_heads, head) of the encoder output."""
-        k, *own = map(self.split, together(tokens, self.joint, *map(self.modules_named, self.part.together())))
+        k, *own = map(self.split, multiply_fused(tokens, ctx, self.fused_weight, *map(self.modules_named, self.fused)))
         v = own[0] if own else k
         v = self.v_norm(v, ctx) if self.part.v_norm is not None else v
         return ctx.tap(self, "k", self.normed(k, "k_norm", ctx)), ctx.tap(self, "v", v)

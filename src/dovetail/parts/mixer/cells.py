@@ -22,16 +22,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.field import bounded
-from dovetail.core.linear import Linear
-from dovetail.core.part import Problem, register
-from dovetail.core.recur import Carry, Recurrent, RecurrentModule, last_of_source, tap_of
-from dovetail.core.rows import SequenceRows
-from dovetail.core.scope import Scope
-from dovetail.core.view import StateView
-from dovetail.core.weight import State, Weight
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.linear import Linear
+from dovetail.nn.recur import Carry, Recurrent, RecurrentModule, last_of_source, tap_of
+from dovetail.nn.rows import SequenceRows
+from dovetail.nn.view import StateView
 from dovetail.ops.scan.cell import Step, gru_step, lstm_step, rnn_step, unroll
+from dovetail.spec.field import bounded
+from dovetail.spec.part import Problem, register
+from dovetail.spec.part_proof import Proof
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import State, Weight
 
 
 @dc.dataclass(frozen=True, kw_only=True)
@@ -51,13 +52,6 @@ class Cell(Recurrent):
     from_encoder: bool = False  # whether the state starts from the encoder output, rather than from zeros
 
     tp_region = True
-    SAMPLES = {
-        "inner": [20, 12],
-        "heads": [1, 2, 4],
-        "bias": [True, False],
-        "out_bias": [False, True],
-        "from_encoder": [False, True],
-    }
 
     def starts_from_encoder(self) -> bool:
         return self.from_encoder
@@ -108,7 +102,19 @@ class Cell(Recurrent):
             return [Problem("from_encoder", "there is no encoder to start from here", "give the model an `encoder:`")]
         return []
 
-    def excepts(self, scope: Scope) -> dict[str, str]:
+
+class CellProof(Proof, of=Cell):
+    """Sampled values and exceptions."""
+
+    samples = {
+        "inner": [20, 12],
+        "heads": [1, 2, 4],
+        "bias": [True, False],
+        "out_bias": [False, True],
+        "from_encoder": [False, True],
+    }
+
+    def excepts(self, part: Cell, scope: Scope) -> dict[str, str]:
         return {"invariant": "the recurrent matrix multiplies the states of all rows at once, token by token"}
 
 
@@ -124,7 +130,7 @@ class CellModule(RecurrentModule, of=Cell):
         self.head, self.starts = self.scope.size("head"), self.part.from_encoder
 
     def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
-        x = ctx.tap(self, "x", self.x(x).unflatten(-1, (-1, self.part.gates * self.head)))
+        x = ctx.tap(self, "x", self.x(x, ctx).unflatten(-1, (-1, self.part.gates * self.head)))
         start = self.start(seq, ctx, carry) if self.starts else ()
         if start and seq.begins:
             carry = tuple(state[:, 0] for state in start)
@@ -132,23 +138,24 @@ class CellModule(RecurrentModule, of=Cell):
             carry = (x.new_zeros(x.shape[0], x.shape[2], self.head),) * len(self.part.states)
         h, carry = unroll(self.part.step, x, self.u, self.recurrent_bias(), seq, carry[: len(self.part.states)], start)
         h = ctx.tap(self, "h", h)
-        return ctx.tap(self, "out", self.o(h.flatten(-2))), (*carry, *(state[:, -1] for state in start))
+        return ctx.tap(self, "out", self.o(h.flatten(-2), ctx)), (*carry, *(state[:, -1] for state in start))
 
     def start(self, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> Carry:
         """The states (rows, 1 or n, heads, head) that documents start from: in a whole pass from the ctx, else as stored at
         admission."""
         if ctx.encoder_output is None and carry is not None:
             return tuple(state[:, None] for state in carry[len(self.part.states) :])
-        return self.start_of(last_of_source(ctx), seq)
+        return self.start_of(last_of_source(ctx), ctx, seq)
 
-    def start_of(self, last: Tensor, seq: SequenceRows | None = None) -> Carry:
+    def start_of(self, last: Tensor, ctx: Ctx, seq: SequenceRows | None = None) -> Carry:
         """The states of encoder outputs (rows, 1 or n, encoder), or those of a flat batch (n, encoder)."""
-        states = [torch.tanh(self.modules_named(name)(last)).unflatten(-1, (-1, self.head)) for name in self.part.start()]
+        states = [torch.tanh(self.modules_named(name)(last, ctx)).unflatten(-1, (-1, self.head)) for name in self.part.start()]
         return tuple(states) if seq is None or last.dim() > 2 else tuple(seq.spread(state) for state in states)
 
     def fill(self, ctx: Ctx, view: StateView) -> None:
         """At admission: store the states that the sequences start from."""
-        start = [state[:, 0] for state in self.start_of(last_of_source(dc.replace(ctx, layout=ctx.encoder_layout)))]
+        ctx = dc.replace(ctx, layout=ctx.encoder_layout)
+        start = [state[:, 0] for state in self.start_of(last_of_source(ctx), ctx)]
         assert ctx.encoder_output is not None
         view.write(ctx.encoder_output, *map(torch.zeros_like, start), *start)
 

@@ -20,18 +20,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.field import bounded
-from dovetail.core.group import Mask, Position
-from dovetail.core.linear import Linear, together
-from dovetail.core.module import at_least_fp32
-from dovetail.core.part import Mistake, Part, Problem, child, register
-from dovetail.core.scope import Scope
-from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule, check_heads, check_position
-from dovetail.core.view import KV, KVView, OnRead
-from dovetail.core.weight import State, Weight
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Mask, Position
+from dovetail.nn.linear import Linear, multiply_fused
+from dovetail.nn.module import at_least_fp32
+from dovetail.nn.softmax import SoftmaxMixer, SoftmaxMixerProof, SoftmaxModule, check_heads, check_position
+from dovetail.nn.view import KV, KVView, OnRead
 from dovetail.ops.attend import WHOLE, Stored
 from dovetail.ops.mask import pairs
+from dovetail.spec.field import bounded
+from dovetail.spec.part import Part, Problem, child, register
+from dovetail.spec.part_proof import FieldCause
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import State, Weight
 
 LAMBDAS = ("a1", "b1", "a2", "b2")
 
@@ -48,7 +49,6 @@ class DifferentialAttention(SoftmaxMixer):
         "z": "pos head channel",
         "out": "pos channel",
     }
-    MISTAKES = {"mask": Mistake("mask"), "position": Mistake("position missing"), "eps": Mistake("norm's eps", (1e-5, 1e-6))}
 
     heads: int = bounded(4, above=0, widens=True)
     kv_heads: int | None = bounded(None, above=0, widens=True)  # None: as many as heads
@@ -56,8 +56,6 @@ class DifferentialAttention(SoftmaxMixer):
     mask: Mask = child("causal")
     position: Position = child("rope")
     eps: float = bounded(1e-5, above=0)
-
-    SAMPLES = {"heads": [6, 4], "kv_heads": [2, None, 1], "head": [12, 8], "eps": [1e-5, 0.1]}
 
     def groups(self) -> int:
         """The number of KV heads."""
@@ -89,9 +87,6 @@ class DifferentialAttention(SoftmaxMixer):
         generator = torch.Generator().manual_seed(crc32(f"{scope.path}.{name}".encode()))
         return 0.1 * torch.randn(scope.size("head"), dtype=torch.float64, generator=generator)
 
-    def together(self) -> tuple[str, ...]:
-        return ("q", "k", "v")
-
     def state(self, scope: Scope) -> list[State]:
         return self.cached(scope, State(name="kv", axes=("kv_heads", "halves", "head"), copies=2))
 
@@ -112,6 +107,17 @@ class DifferentialAttention(SoftmaxMixer):
         return self.check_mask(scope)
 
 
+class DifferentialAttentionProof(SoftmaxMixerProof, of=DifferentialAttention):
+    """Sampled values and causes."""
+
+    causes = {
+        "mask": FieldCause("mask"),
+        "position": FieldCause("position missing"),
+        "eps": FieldCause("norm's eps", (1e-5, 1e-6)),
+    }
+    samples = {"heads": [6, 4], "kv_heads": [2, None, 1], "head": [12, 8], "eps": [1e-5, 0.1]}
+
+
 class DifferentialAttentionModule(SoftmaxModule, of=DifferentialAttention):
     """x (…, n, embed) -> like x."""
 
@@ -119,6 +125,7 @@ class DifferentialAttentionModule(SoftmaxModule, of=DifferentialAttention):
     q: Linear
     k: Linear
     v: Linear
+    fused = ("q", "k", "v")
     a1: Tensor
     b1: Tensor
     a2: Tensor
@@ -135,7 +142,7 @@ class DifferentialAttentionModule(SoftmaxModule, of=DifferentialAttention):
 
     def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE) -> Tensor:
         layout = ctx.layout
-        q, k, v = (y.unflatten(-1, (-1, self.size)) for y in together(x, self.joint, self.q, self.k, self.v))
+        q, k, v = (y.unflatten(-1, (-1, self.size)) for y in multiply_fused(x, ctx, self.fused_weight, self.q, self.k, self.v))
         q, k = self.position.rotate(q, layout), self.position.on_write(k, layout)
         q, k, v = ctx.tap(self, "q", q), ctx.tap(self, "k", k), ctx.tap(self, "v", v)
         q, k, v = (y.unflatten(-2, (-1, 2)) for y in (q, k, v))

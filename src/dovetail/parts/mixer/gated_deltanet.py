@@ -17,18 +17,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.field import bounded
-from dovetail.core.group import Norm
-from dovetail.core.linear import Linear
-from dovetail.core.module import Module, at_least_fp32
-from dovetail.core.part import Problem, child, register
-from dovetail.core.recur import Carry, Recurrent, RecurrentModule, conv_state
-from dovetail.core.rows import SequenceRows
-from dovetail.core.scope import Scope
-from dovetail.core.weight import State, Weight
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Norm
+from dovetail.nn.linear import Linear
+from dovetail.nn.module import Module, at_least_fp32
+from dovetail.nn.recur import Carry, Recurrent, RecurrentModule, conv_state
+from dovetail.nn.rows import SequenceRows
 from dovetail.ops.scan.conv import causal_conv
 from dovetail.ops.scan.delta import delta_flops, delta_scan
+from dovetail.spec.field import bounded
+from dovetail.spec.part import Problem, child, register
+from dovetail.spec.part_proof import Proof
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import State, Weight
 
 LARGEST_A = 16.0  # A is initialized from 1 to this
 EPS = 1e-6  # added to a squared norm
@@ -58,13 +59,6 @@ class GatedDeltaNet(Recurrent):
 
     tp_region = True
     values = "v"
-    SAMPLES = {
-        "heads": [4, 14],
-        "key_heads": [2, None, 1],
-        "key_size": [5, None],
-        "value_size": [6, None],
-        "conv_size": [4, 3],
-    }
 
     def groups(self) -> int:
         """The number of query and key heads."""
@@ -118,6 +112,18 @@ class GatedDeltaNet(Recurrent):
         return []
 
 
+class GatedDeltaNetProof(Proof, of=GatedDeltaNet):
+    """Sampled values."""
+
+    samples = {
+        "heads": [4, 14],
+        "key_heads": [2, None, 1],
+        "key_size": [5, None],
+        "value_size": [6, None],
+        "conv_size": [4, 3],
+    }
+
+
 class GatedDeltaNetModule(RecurrentModule, of=GatedDeltaNet):
     """x (rows, n, embed) -> like x."""
 
@@ -146,18 +152,18 @@ class GatedDeltaNetModule(RecurrentModule, of=GatedDeltaNet):
         shared = v.shape[2] // k.shape[2]  # value heads per query and key head
         if shared > 1:
             q, k = q.repeat_interleave(shared, 2), k.repeat_interleave(shared, 2)
-        beta = ctx.tap(self, "beta", self.b(x).to(dtype).sigmoid())
+        beta = ctx.tap(self, "beta", self.b(x, ctx).to(dtype).sigmoid())
         # log a, at most 0
-        log_decay = ctx.tap(self, "decay", -self.a_log.to(dtype).exp() * F.softplus(self.a(x).to(dtype) + self.fade_bias))
+        log_decay = ctx.tap(self, "decay", -self.a_log.to(dtype).exp() * F.softplus(self.a(x, ctx).to(dtype) + self.fade_bias))
         y, state = delta_scan(q, k, v, log_decay, beta, seq, state)
-        y = self.norm(ctx.tap(self, "y", y.to(x.dtype)), ctx).flatten(-2) * F.silu(ctx.tap(self, "gate", self.z(x)))
-        return ctx.tap(self, "out", self.o(y)), (conv_q, conv_k, conv_v, state)
+        y = self.norm(ctx.tap(self, "y", y.to(x.dtype)), ctx).flatten(-2) * F.silu(ctx.tap(self, "gate", self.z(x, ctx)))
+        return ctx.tap(self, "out", self.o(y, ctx)), (conv_q, conv_k, conv_v, state)
 
     def convolved(
         self, name: str, x: Tensor, size: int, seq: SequenceRows, ctx: Ctx, conv_state: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """x projected and convolved (rows, n, count, size), and the new conv state (rows, count, size, taps − 1)."""
-        x, weight = getattr(self, name)(x), getattr(self, f"conv_{name}")
+        x, weight = getattr(self, name)(x, ctx), getattr(self, f"conv_{name}")
         y, conv_state = causal_conv(x, weight, None, seq, None if conv_state is None else conv_state.flatten(1, 2))
         return ctx.tap(self, name, F.silu(y).unflatten(-1, (-1, size))), conv_state.unflatten(1, (-1, size))
 

@@ -14,17 +14,18 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.field import bounded
-from dovetail.core.group import Norm
-from dovetail.core.linear import Linear
-from dovetail.core.module import Module, at_least_fp32
-from dovetail.core.part import Problem, child, register
-from dovetail.core.recur import Carry, Recurrent, RecurrentModule
-from dovetail.core.rows import SequenceRows
-from dovetail.core.scope import Scope
-from dovetail.core.weight import State, Weight
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Norm
+from dovetail.nn.linear import Linear
+from dovetail.nn.module import Module, at_least_fp32
+from dovetail.nn.recur import Carry, Recurrent, RecurrentModule
+from dovetail.nn.rows import SequenceRows
 from dovetail.ops.scan.gated import gated_flops, gated_scan
+from dovetail.spec.field import bounded
+from dovetail.spec.part import Problem, child, register
+from dovetail.spec.part_proof import Proof
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import State, Weight
 
 
 @register("gla")
@@ -50,7 +51,6 @@ class GLA(Recurrent):
 
     tp_region = True
     values = "v"
-    SAMPLES = {"heads": [2, 4], "key_size": [5, None], "value_size": [6, None], "rank": [3, 8], "gate_normalizer": [16.0, 1.5]}
 
     def axes(self, scope: Scope) -> Scope:
         each = scope.size("embed") // max(self.heads, 1)
@@ -87,6 +87,12 @@ class GLA(Recurrent):
         ]
 
 
+class GLAProof(Proof, of=GLA):
+    """Sampled values."""
+
+    samples = {"heads": [2, 4], "key_size": [5, None], "value_size": [6, None], "rank": [3, 8], "gate_normalizer": [16.0, 1.5]}
+
+
 class GLAModule(RecurrentModule, of=GLA):
     """x (rows, n, embed) -> like x."""
 
@@ -105,11 +111,11 @@ class GLAModule(RecurrentModule, of=GLA):
         self.scale = self.key**-0.5
 
     def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
-        q = ctx.tap(self, "q", self.q(x).unflatten(-1, (-1, self.key)))
-        k = ctx.tap(self, "k", self.k(x).unflatten(-1, (-1, self.key)))
-        v = ctx.tap(self, "v", self.v(x).unflatten(-1, (-1, self.value)))
-        log_decay = self.fade_up(self.fade_down(x)).to(at_least_fp32(x.dtype)).unflatten(-1, (-1, self.key))
+        q = ctx.tap(self, "q", self.q(x, ctx).unflatten(-1, (-1, self.key)))
+        k = ctx.tap(self, "k", self.k(x, ctx).unflatten(-1, (-1, self.key)))
+        v = ctx.tap(self, "v", self.v(x, ctx).unflatten(-1, (-1, self.value)))
+        log_decay = self.fade_up(self.fade_down(x, ctx), ctx).to(at_least_fp32(x.dtype)).unflatten(-1, (-1, self.key))
         log_decay = ctx.tap(self, "decay", F.logsigmoid(log_decay) / self.part.gate_normalizer)  # log a, at most 0
         y, state = gated_scan(q.to(log_decay.dtype) * self.scale, k, v, log_decay, seq, None if carry is None else carry[0])
-        y = self.norm(ctx.tap(self, "y", y), ctx).flatten(-2) * F.silu(ctx.tap(self, "gate", self.gate(x)))
-        return ctx.tap(self, "out", self.o(y)), (state,)
+        y = self.norm(ctx.tap(self, "y", y), ctx).flatten(-2) * F.silu(ctx.tap(self, "gate", self.gate(x, ctx)))
+        return ctx.tap(self, "out", self.o(y, ctx)), (state,)

@@ -15,17 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.field import bounded
-from dovetail.core.group import Feature, FeatureModule
-from dovetail.core.linear import Linear
-from dovetail.core.module import at_least_fp32
-from dovetail.core.part import Problem, child, register
-from dovetail.core.recur import Carry, Recurrent, RecurrentModule
-from dovetail.core.rows import SequenceRows
-from dovetail.core.scope import Scope
-from dovetail.core.weight import State, Weight
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Feature, FeatureModule
+from dovetail.nn.linear import Linear
+from dovetail.nn.module import at_least_fp32
+from dovetail.nn.recur import Carry, Recurrent, RecurrentModule
+from dovetail.nn.rows import SequenceRows
 from dovetail.ops.scan.decay import decay_flops, decay_scan
+from dovetail.spec.field import bounded
+from dovetail.spec.part import Problem, child, register
+from dovetail.spec.part_proof import Proof
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import State, Weight
 
 
 @register("linear_attention")
@@ -39,7 +40,6 @@ class LinearAttention(Recurrent):
         "y": "pos head channel",
         "out": "pos channel",
     }
-    ACTS_ON = {"feature": ("q", "k")}
 
     heads: int = bounded(8, above=0, widens=True)
     head: int | None = bounded(None, above=0)  # None: width / heads
@@ -48,7 +48,6 @@ class LinearAttention(Recurrent):
 
     tp_region = True
     values = "v"
-    SAMPLES = {"heads": [4, 2], "head": [None, 6], "bias": [False, True]}
 
     def axes(self, scope: Scope) -> Scope:
         head = self.head or scope.size("embed") // max(self.heads, 1)
@@ -77,6 +76,13 @@ class LinearAttention(Recurrent):
         return []
 
 
+class LinearAttentionProof(Proof, of=LinearAttention):
+    """Sampled values and what fields act on."""
+
+    acts_on = {"feature": ("q", "k")}
+    samples = {"heads": [4, 2], "head": [None, 6], "bias": [False, True]}
+
+
 class LinearAttentionModule(RecurrentModule, of=LinearAttention):
     """x (rows, n, embed) -> like x."""
 
@@ -98,8 +104,8 @@ class LinearAttentionModule(RecurrentModule, of=LinearAttention):
         y, state = decay_scan(q, k, v, log_decay, seq, None if carry is None else carry[0])
         y, total = y[..., :-1], y[..., -1:]
         y = (y / torch.where(total > 0, total, 1.0)).to(x.dtype)  # padding before the first token has a total of 0
-        return ctx.tap(self, "out", self.o(ctx.tap(self, "y", y).flatten(-2))), (state,)
+        return ctx.tap(self, "out", self.o(ctx.tap(self, "y", y).flatten(-2), ctx)), (state,)
 
     def project(self, name: str, x: Tensor, ctx: Ctx) -> Tensor:
         """(rows, n, heads, head)."""
-        return ctx.tap(self, name, getattr(self, name)(x).unflatten(-1, (-1, self.head)))
+        return ctx.tap(self, name, getattr(self, name)(x, ctx).unflatten(-1, (-1, self.head)))

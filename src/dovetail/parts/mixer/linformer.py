@@ -16,18 +16,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import StateError
-from dovetail.core.field import bounded
-from dovetail.core.group import Mask
-from dovetail.core.layout import TokenLayout
-from dovetail.core.linear import Linear
-from dovetail.core.part import KINDS, Part, Problem, register
-from dovetail.core.scope import Scope
-from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule, check_heads, head_size
-from dovetail.core.view import KVView
-from dovetail.core.weight import Weight
+from dovetail.base.errors import StateError
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Mask
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.linear import Linear
+from dovetail.nn.softmax import SoftmaxMixer, SoftmaxMixerProof, SoftmaxModule, check_heads, head_size
+from dovetail.nn.view import KVView
 from dovetail.ops.attend import WHOLE, attend
+from dovetail.spec.field import bounded
+from dovetail.spec.part import KINDS, Part, Problem, register
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import Weight
 
 
 @register("linformer")
@@ -48,8 +48,6 @@ class Linformer(SoftmaxMixer):
     head: int | None = bounded(None, above=0)  # None: width / heads
     rank: int = bounded(256, above=0)
     length: int = bounded(4096, above=0)  # the most tokens of a document
-
-    SAMPLES = {"heads": [6, 4], "head": [12], "rank": [3, 5], "length": [45, 50]}
 
     def axes(self, scope: Scope) -> Scope:
         head = head_size(self.heads, self.head, scope)
@@ -91,6 +89,12 @@ class Linformer(SoftmaxMixer):
         return []
 
 
+class LinformerProof(SoftmaxMixerProof, of=Linformer):
+    """Sampled values."""
+
+    samples = {"heads": [6, 4], "head": [12], "rank": [3, 5], "length": [45, 50]}
+
+
 class LinformerModule(SoftmaxModule, of=Linformer):
     """x (…, n, embed) -> like x."""
 
@@ -107,7 +111,7 @@ class LinformerModule(SoftmaxModule, of=Linformer):
         self.scale = self.size**-0.5
 
     def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE) -> Tensor:
-        q, k, v = (project(x).unflatten(-1, (-1, self.size)) for project in (self.q, self.k, self.v))
+        q, k, v = (project(x, ctx).unflatten(-1, (-1, self.size)) for project in (self.q, self.k, self.v))
         q, k, v = ctx.tap(self, "q", q), ctx.tap(self, "k", k), ctx.tap(self, "v", v)
         (k, v), key_layout = view.append(ctx.layout, k, v).entries()
         key_layout.once(f"fits {self.part.length}", lambda: self.check_length(key_layout))

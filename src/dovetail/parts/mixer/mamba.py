@@ -15,18 +15,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.field import bounded
-from dovetail.core.group import Norm
-from dovetail.core.linear import Linear
-from dovetail.core.module import at_least_fp32
-from dovetail.core.part import Part, register
-from dovetail.core.recur import Carry, Recurrent, RecurrentModule, conv_state
-from dovetail.core.rows import SequenceRows
-from dovetail.core.scope import Scope
-from dovetail.core.weight import State, Weight
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Norm
+from dovetail.nn.linear import Linear
+from dovetail.nn.module import at_least_fp32
+from dovetail.nn.recur import Carry, Recurrent, RecurrentModule, conv_state
+from dovetail.nn.rows import SequenceRows
 from dovetail.ops.scan.conv import causal_conv
 from dovetail.ops.scan.selective import selective_flops, selective_scan
+from dovetail.spec.field import bounded
+from dovetail.spec.part import Part, register
+from dovetail.spec.part_proof import Proof
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import State, Weight
 
 LARGEST_STEP, SMALLEST_STEP = 0.1, 0.001  # Δ is initialized between these, evenly in its logarithm
 SELECTED = {"low": "rank", "b": "state", "c": "state"}  # r, B and C: the projections of x, with their axes
@@ -56,14 +57,6 @@ class Mamba(Recurrent):
 
     tp_region = True
     values = "x"
-    SAMPLES = {
-        "inner": [60, 36],
-        "state_size": [5, 8],
-        "rank": [3, 7],
-        "conv_size": [4, 3],
-        "bias": [False, True],
-        "conv_bias": [True, False],
-    }
 
     def axes(self, scope: Scope) -> Scope:
         width = scope.size("embed")
@@ -109,7 +102,20 @@ class Mamba(Recurrent):
         flops = selective_flops(n, scope.size("inner"), scope.size("state"))
         return flops, flops
 
-    def excepts(self, scope: Scope) -> dict[str, str]:
+
+class MambaProof(Proof, of=Mamba):
+    """Sampled values and exceptions."""
+
+    samples = {
+        "inner": [60, 36],
+        "state_size": [5, 8],
+        "rank": [3, 7],
+        "conv_size": [4, 3],
+        "bias": [False, True],
+        "conv_bias": [True, False],
+    }
+
+    def excepts(self, part: Mamba, scope: Scope) -> dict[str, str]:
         return {"invariant": "the scan decays the channels of all rows at once, token by token"}
 
 
@@ -136,19 +142,19 @@ class MambaModule(RecurrentModule, of=Mamba):
     def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
         u, (conv_state, state) = x, carry or (None, None)
         bias = self.conv_bias if self.part.conv_bias else None
-        x, conv_state = causal_conv(self.x(u), self.conv, bias, seq, conv_state)
+        x, conv_state = causal_conv(self.x(u, ctx), self.conv, bias, seq, conv_state)
         x = ctx.tap(self, "x", F.silu(x))
         low, b, c = self.selected(x, ctx)
         b, c = ctx.tap(self, "b", b), ctx.tap(self, "c", c)
         dtype = at_least_fp32(u.dtype)
-        dt = ctx.tap(self, "dt", F.softplus(self.dt(low).to(dtype) + self.dt_bias))
+        dt = ctx.tap(self, "dt", F.softplus(self.dt(low, ctx).to(dtype) + self.dt_bias))
         y, state = selective_scan(x, dt, -self.a_log.to(dtype).exp(), b, c, seq, state)
         y = ctx.tap(self, "y", y + self.skip * x)
-        return ctx.tap(self, "out", self.o(y * F.silu(ctx.tap(self, "gate", self.z(u))))), (conv_state, state)
+        return ctx.tap(self, "out", self.o(y * F.silu(ctx.tap(self, "gate", self.z(u, ctx))), ctx)), (conv_state, state)
 
     def selected(self, x: Tensor, ctx: Ctx) -> list[Tensor]:
         """r, B and C (rows, n, rank or state) of x (rows, n, inner), each a sum over all channels."""
-        projected = torch.cat([self.low(x), self.b(x), self.c(x)], -1)
+        projected = torch.cat([self.low(x, ctx), self.b(x, ctx), self.c(x, ctx)], -1)
         each = list(ctx.ranks.all_reduce(projected, ("inner",)).split(self.sizes, -1))
         if self.part.norm is not None:
             each = [self.modules_named(f"{name}_norm")(y, ctx) for name, y in zip(SELECTED, each, strict=True)]

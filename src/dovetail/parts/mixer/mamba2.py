@@ -19,18 +19,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.field import MAX_FACTOR, bounded
-from dovetail.core.group import Norm
-from dovetail.core.linear import Linear
-from dovetail.core.module import Module, at_least_fp32
-from dovetail.core.part import Part, Problem, broken, child, register
-from dovetail.core.recur import Carry, Recurrent, RecurrentModule, conv_state
-from dovetail.core.rows import SequenceRows
-from dovetail.core.scope import Scope
-from dovetail.core.weight import State, Weight
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Norm
+from dovetail.nn.linear import Linear
+from dovetail.nn.module import Module, at_least_fp32
+from dovetail.nn.recur import Carry, Recurrent, RecurrentModule, conv_state
+from dovetail.nn.rows import SequenceRows
 from dovetail.ops.scan.conv import causal_conv
 from dovetail.ops.scan.decay import decay_flops, decay_scan
+from dovetail.spec.field import MAX_FACTOR, bounded
+from dovetail.spec.part import Part, Problem, broken, child, register
+from dovetail.spec.part_proof import Proof
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import State, Weight
 
 LARGEST_STEP, SMALLEST_STEP = 0.1, 0.001  # Δ is initialized between these, evenly in its logarithm
 LARGEST_A = 16.0  # A is initialized from 1 to this
@@ -66,19 +67,6 @@ class Mamba2(Recurrent):
 
     tp_region = True
     values = "x"
-    SAMPLES = {
-        "inner": [60, 36],
-        "head": [6, 3],
-        "state_size": [5, 8],
-        "groups": [1, 2],
-        "conv_size": [4, 3],
-        "bias": [False, True],
-        "conv_bias": [True, False],
-        "multipliers": [[1.0] * len(PROJECTIONS), [0.5, 1.4, 0.7, 1.3, 0.9]],
-        "dt_min": [0.0, 0.005],
-        "dt_max": [None, 0.06],
-        "norm_before_gate": [False, True],
-    }
 
     def axes(self, scope: Scope) -> Scope:
         inner = self.inner or 2 * scope.size("embed")
@@ -149,6 +137,24 @@ class Mamba2(Recurrent):
         )
 
 
+class Mamba2Proof(Proof, of=Mamba2):
+    """Sampled values."""
+
+    samples = {
+        "inner": [60, 36],
+        "head": [6, 3],
+        "state_size": [5, 8],
+        "groups": [1, 2],
+        "conv_size": [4, 3],
+        "bias": [False, True],
+        "conv_bias": [True, False],
+        "multipliers": [[1.0] * len(PROJECTIONS), [0.5, 1.4, 0.7, 1.3, 0.9]],
+        "dt_min": [0.0, 0.005],
+        "dt_max": [None, 0.06],
+        "norm_before_gate": [False, True],
+    }
+
+
 class Mamba2Module(RecurrentModule, of=Mamba2):
     """u (rows, n, embed) -> like u."""
 
@@ -171,21 +177,21 @@ class Mamba2Module(RecurrentModule, of=Mamba2):
 
     def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
         u, (conv_x, conv_b, conv_c, state) = x, carry or (None,) * 4
-        x, conv_x = self.convolved("x", self.projected("x", u), self.head, seq, ctx, conv_x)
-        b, conv_b = self.convolved("b", self.projected("b", u), self.state_size, seq, ctx, conv_b)
-        c, conv_c = self.convolved("c", self.projected("c", u), self.state_size, seq, ctx, conv_c)
+        x, conv_x = self.convolved("x", self.projected("x", u, ctx), self.head, seq, ctx, conv_x)
+        b, conv_b = self.convolved("b", self.projected("b", u, ctx), self.state_size, seq, ctx, conv_b)
+        c, conv_c = self.convolved("c", self.projected("c", u, ctx), self.state_size, seq, ctx, conv_c)
         dtype = at_least_fp32(u.dtype)
-        dt = F.softplus(self.projected("dt", u, dtype) + self.dt_bias)
+        dt = F.softplus(self.projected("dt", u, ctx, dtype) + self.dt_bias)
         dt = ctx.tap(self, "dt", dt.clamp(self.part.dt_min, self.part.dt_max) if self.clamps else dt)
         log_decay = -self.a_log.to(dtype).exp() * dt
         y, state = decay_scan(c, b, x.to(dtype) * dt[..., None], log_decay, seq, state)  # in float16 a small dt underflows
         y = ctx.tap(self, "y", y + self.skip[:, None] * x)
-        gated = self.gated(y.flatten(-2), ctx.tap(self, "gate", self.projected("z", u)), ctx)
-        return ctx.tap(self, "out", self.o(gated)), (conv_x, conv_b, conv_c, state)
+        gated = self.gated(y.flatten(-2), ctx.tap(self, "gate", self.projected("z", u, ctx)), ctx)
+        return ctx.tap(self, "out", self.o(gated, ctx)), (conv_x, conv_b, conv_c, state)
 
-    def projected(self, name: str, u: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    def projected(self, name: str, u: Tensor, ctx: Ctx, dtype: torch.dtype | None = None) -> Tensor:
         """One of the five projections of u (rows, n, embed), times its multiplier, multiplied in `dtype`."""
-        y, factor = getattr(self, name)(u), self.factors[name]
+        y, factor = getattr(self, name)(u, ctx), self.factors[name]
         y = y if dtype is None else y.to(dtype)
         return y if factor == 1.0 else y * factor
 

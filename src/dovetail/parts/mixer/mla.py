@@ -20,20 +20,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.field import bounded
-from dovetail.core.group import Mask, Norm, Position
-from dovetail.core.layout import TokenLayout
-from dovetail.core.linear import Linear, offers
-from dovetail.core.module import Module
-from dovetail.core.part import Part, Problem, child, register
-from dovetail.core.scope import Scope
-from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule, check_position
-from dovetail.core.view import KVView
-from dovetail.core.weight import State, Weight
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Mask, Norm, Position
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.linear import Linear, offers
+from dovetail.nn.module import Module
+from dovetail.nn.softmax import SoftmaxMixer, SoftmaxMixerProof, SoftmaxModule, check_position
+from dovetail.nn.view import KVView
 from dovetail.ops.attend import WHOLE, attend
 from dovetail.ops.implementation import reference
 from dovetail.ops.mask import pairs
+from dovetail.spec.field import bounded
+from dovetail.spec.part import Part, Problem, child, register
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import State, Weight
 
 
 @register("mla")
@@ -50,7 +50,6 @@ class MLA(SoftmaxMixer):
         "z": "pos head channel",
         "out": "pos channel",
     }
-    ACTS_ON = {"position": ("q", "turned"), **dict.fromkeys(("mask", "scale"), ("q", "k_up", "turned"))}
 
     heads: int = bounded(8, above=0, widens=True)
     kv_rank: int = bounded(512, above=0, widens=True)  # size of the latent
@@ -65,17 +64,6 @@ class MLA(SoftmaxMixer):
     norm: Norm = child("rmsnorm")  # of the latents
     scale: float | None = bounded(None, above=0)  # None: 1/√(nope + rope)
     dropout: float = bounded(0.0, at_least=0, below=1)
-
-    SAMPLES = {
-        "heads": [6, 4],
-        "kv_rank": [10, 5],
-        "q_rank": [None, 14],
-        "nope": [9, 6],
-        "rope": [12, 8],
-        "value": [7, 11],
-        "scale": [None, 0.4],
-        "dropout": [0.0, 0.2],
-    }
 
     def axes(self, scope: Scope) -> Scope:
         sizes = {"heads": self.heads, "nope": self.nope, "rope": self.rope, "value": self.value, "kv_rank": self.kv_rank}
@@ -127,6 +115,22 @@ class MLA(SoftmaxMixer):
         return [Problem("kv_rank", what, "make it smaller, or use attention")]
 
 
+class MLAProof(SoftmaxMixerProof, of=MLA):
+    """Sampled values and what fields act on."""
+
+    acts_on = {"position": ("q", "turned"), **dict.fromkeys(("mask", "scale"), ("q", "k_up", "turned"))}
+    samples = {
+        "heads": [6, 4],
+        "kv_rank": [10, 5],
+        "q_rank": [None, 14],
+        "nope": [9, 6],
+        "rope": [12, 8],
+        "value": [7, 11],
+        "scale": [None, 0.4],
+        "dropout": [0.0, 0.2],
+    }
+
+
 class MLAModule(SoftmaxModule, of=MLA):
     """x (…, n, embed) -> like x."""
 
@@ -149,26 +153,26 @@ class MLAModule(SoftmaxModule, of=MLA):
 
     def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE) -> Tensor:
         layout = ctx.layout
-        latent = ctx.tap(self, "latent", self.kv_norm(self.kv_down(x), ctx))
-        turned = ctx.tap(self, "turned", self.position.on_write(self.turned(x).unsqueeze(-2), layout).squeeze(-2))
+        latent = ctx.tap(self, "latent", self.kv_norm(self.kv_down(x, ctx), ctx))
+        turned = ctx.tap(self, "turned", self.position.on_write(self.turned(x, ctx).unsqueeze(-2), layout).squeeze(-2))
         (latent, turned), key_layout = view.append(layout, latent, turned).entries()
         latent, turned = ctx.tap(self, "latents", latent), ctx.tap(self, "turned_keys", turned)
         turned = self.position.on_read(turned.unsqueeze(-2), key_layout)
-        form = self.absorbed if self.absorbing(layout.n, key_layout.n) else self.expanded
+        form = self.absorbed if self.absorbing(layout.n, key_layout.n, ctx) else self.expanded
         z = form(self.queries(x, ctx), latent, turned, layout, key_layout, ctx)
         return self.project_out(z, ctx)
 
     def queries(self, x: Tensor, ctx: Ctx) -> Tensor:
         """(…, n, heads, nope + rope)."""
         if self.part.q_rank is not None:
-            x = self.q_norm(self.q_down(x), ctx)
-        still, turning = self.q(x).unflatten(-1, (-1, self.qk_head)).split([self.part.nope, self.part.rope], -1)
-        return ctx.tap(self, "q", torch.cat([still, self.position.rotate(turning, ctx.layout)], -1))
+            x = self.q_norm(self.q_down(x, ctx), ctx)
+        q_nope, q_rope = self.q(x, ctx).unflatten(-1, (-1, self.qk_head)).split([self.part.nope, self.part.rope], -1)
+        return ctx.tap(self, "q", torch.cat([q_nope, self.position.rotate(q_rope, ctx.layout)], -1))
 
-    def absorbing(self, n: int, m: int) -> bool:
+    def absorbing(self, n: int, m: int, ctx: Ctx) -> bool:
         """Whether n queries over m tokens cost fewer products in the absorbed form; it needs the matrices of k_up and v_up."""
         rank, up = self.part.kv_rank, self.part.nope + self.part.value
-        if reference() or not offers("matrix", self.k_up, self.v_up):
+        if reference() or not offers("matrix", ctx, self.k_up, self.v_up):
             return False
         return n * (up * rank + m * 2 * rank) < m * (up * rank + n * up)
 
@@ -176,8 +180,8 @@ class MLAModule(SoftmaxModule, of=MLA):
         self, q: Tensor, latent: Tensor, turned: Tensor, layout: TokenLayout, key_layout: TokenLayout, ctx: Ctx
     ) -> Tensor:
         """z (…, n, heads, value), with every head's keys and values projected from the latents (…, m, kv_rank)."""
-        k = self.k_up(latent).unflatten(-1, (-1, self.part.nope))
-        v = self.v_up(latent).unflatten(-1, (-1, self.part.value))
+        k = self.k_up(latent, ctx).unflatten(-1, (-1, self.part.nope))
+        v = self.v_up(latent, ctx).unflatten(-1, (-1, self.part.value))
         k = torch.cat([k, turned.expand(*k.shape[:-1], -1)], -1)
         return self.attend(q, k, v, layout, key_layout, ctx)
 
@@ -185,10 +189,10 @@ class MLAModule(SoftmaxModule, of=MLA):
         self, q: Tensor, latent: Tensor, turned: Tensor, layout: TokenLayout, key_layout: TokenLayout, ctx: Ctx
     ) -> Tensor:
         """The same z, with W_k applied to the queries and W_v to the attended latents; no key is projected."""
-        still, turning = q[..., : self.part.nope], q[..., self.part.nope :]
-        k_up = self.k_up.matrix().unflatten(0, (-1, self.part.nope))  # (heads, nope, kv_rank)
-        v_up = self.v_up.matrix().unflatten(0, (-1, self.part.value))  # (heads, value, kv_rank)
-        q = torch.cat([torch.einsum("...hi,hir->...hr", still, k_up), turning], -1)
+        q_nope, q_rope = q[..., : self.part.nope], q[..., self.part.nope :]
+        k_up = self.k_up.matrix(ctx).unflatten(0, (-1, self.part.nope))  # (heads, nope, kv_rank)
+        v_up = self.v_up.matrix(ctx).unflatten(0, (-1, self.part.value))  # (heads, value, kv_rank)
+        q = torch.cat([torch.einsum("...hi,hir->...hr", q_nope, k_up), q_rope], -1)
         shared = latent.unsqueeze(-2)
         attended = self.attend(q, torch.cat([shared, turned], -1), shared, layout, key_layout, ctx)
         return torch.einsum("...hr,hor->...ho", attended, v_up)

@@ -16,18 +16,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.cross_layer import DISCARDED, Values
-from dovetail.core.ctx import Ctx
-from dovetail.core.field import bounded
-from dovetail.core.linear import Linear
-from dovetail.core.module import Module, at_least_fp32
-from dovetail.core.part import register
-from dovetail.core.recur import Recurrent
-from dovetail.core.rows import SequenceRows, sequence_rows
-from dovetail.core.scope import Scope
-from dovetail.core.view import WHOLE_STATE, StateView
-from dovetail.core.weight import Read, State, Weight
+from dovetail.nn.cross_layer import DISCARDED, Values
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.linear import Linear
+from dovetail.nn.module import Module, at_least_fp32
+from dovetail.nn.recur import Recurrent
+from dovetail.nn.rows import SequenceRows, sequence_rows
+from dovetail.nn.view import WHOLE_STATE, StateView
 from dovetail.ops.scan.conv import extended, last_inputs
+from dovetail.spec.field import bounded
+from dovetail.spec.part import register
+from dovetail.spec.part_proof import Proof
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import Read, State, Weight
 
 NEAR_ZERO = 1e-6  # |s| is at least this, where √ would have an unbounded gradient
 MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of splitmix64
@@ -45,8 +46,6 @@ class Ngram(Recurrent):
     rows: int = bounded(1021, above=0)  # of each table
     piece: int = bounded(16, above=0)  # channels of one row
     seed: int = bounded(0, at_least=0)  # of the hashes
-
-    SAMPLES = {"n": [3, 2], "hashes": [2, 1], "rows": [13, 17], "piece": [5, 6], "seed": [0, 3]}
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(hashes=(self.n - 1) * self.hashes, rows=self.rows, piece=self.piece, taps=self.n, last=self.n - 1)
@@ -73,6 +72,12 @@ class Ngram(Recurrent):
         return [State(name="ids", axes=("last",), per="sequence", dtype="int64")] if scope.decodes else []
 
 
+class NgramProof(Proof, of=Ngram):
+    """Sampled values."""
+
+    samples = {"n": [3, 2], "hashes": [2, 1], "rows": [13, 17], "piece": [5, 6], "seed": [0, 3]}
+
+
 def _odd(seed: int, number: int) -> int:
     """An odd number below 2⁶², by splitmix64."""
     z = (seed * WORD // 2 + (number + 1) * MIX[0]) % WORD
@@ -97,7 +102,7 @@ class NgramModule(Module, of=Ngram):
         rows, last = self.found(ids, seq, None if seq.begins or carry is None else carry[0])
         memory = F.embedding(rows, self.table.flatten(0, 1)).flatten(-2)
         memory = ctx.tap(self, "memory", memory.to(x.dtype))
-        y = ctx.tap(self, "gate", self.gate(x, memory)) * self.v(memory)
+        y = ctx.tap(self, "gate", self.gate(x, memory, ctx)) * self.v(memory, ctx)
         return ctx.tap(self, "out", seq.gather(view.write(y, last)))
 
     def found(self, ids: Tensor, seq: SequenceRows, last: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -113,9 +118,9 @@ class NgramModule(Module, of=Ngram):
         offset = torch.arange(key.shape[-1], device=key.device) * self.part.rows
         return key.remainder(self.part.rows) + offset, last_inputs(longer, document, back, seq.ends)[..., 0]
 
-    def gate(self, x: Tensor, memory: Tensor) -> Tensor:
+    def gate(self, x: Tensor, memory: Tensor, ctx: Ctx) -> Tensor:
         """(rows, n, 1), how much a token takes of what was found."""
         dtype, width = at_least_fp32(x.dtype), x.shape[-1:]
-        both = (F.rms_norm(one.to(dtype), width, eps=NEAR_ZERO) for one in (self.k(memory), x))
+        both = (F.rms_norm(one.to(dtype), width, eps=NEAR_ZERO) for one in (self.k(memory, ctx), x))
         s = torch.mul(*both).sum(-1, keepdim=True) / sqrt(width[0])
         return torch.sigmoid(s.sign() * s.abs().clamp_min(NEAR_ZERO).sqrt()).to(x.dtype)

@@ -22,20 +22,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.field import bounded
-from dovetail.core.group import Mask, Position
-from dovetail.core.layout import TokenLayout
-from dovetail.core.linear import Linear
-from dovetail.core.module import at_least_fp32
-from dovetail.core.part import KINDS, Part, Problem, broken, child, register
-from dovetail.core.scope import Scope
-from dovetail.core.softmax import SoftmaxMixer, SoftmaxModule, check_heads, head_size
-from dovetail.core.view import KVView
-from dovetail.core.weight import State, Weight
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Mask, Position
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.linear import Linear
+from dovetail.nn.module import at_least_fp32
+from dovetail.nn.softmax import SoftmaxMixer, SoftmaxMixerProof, SoftmaxModule, check_heads, head_size
+from dovetail.nn.view import KVView
 from dovetail.ops.attend import WHOLE, attend
 from dovetail.ops.blocks import attend_picked, ended, log_softmax_where
 from dovetail.ops.mask import pairs, same_document
+from dovetail.spec.field import bounded
+from dovetail.spec.part import KINDS, Part, Problem, broken, child, register
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import State, Weight
 
 WAYS = 3  # compressed, selected, window
 ALWAYS = 2  # blocks that are always selected: the first and the query's own
@@ -61,7 +61,6 @@ class NSA(SoftmaxMixer):
         "z": "pos head channel",
         "out": "pos channel",
     }
-    ACTS_ON = {"position": ("q", "k", "k_place", "k_in", "k_out")}
 
     heads: int = bounded(8, above=0, widens=True)
     kv_heads: int | None = bounded(2, above=0, widens=True)  # None: as many as heads
@@ -70,15 +69,6 @@ class NSA(SoftmaxMixer):
     top: int = bounded(14, above=0)  # blocks selected by content
     window: int = bounded(512, above=0)  # tokens, the query's own included
     position: Position = child("rope")
-
-    SAMPLES = {
-        "heads": [6, 4],
-        "kv_heads": [2, None, 1],
-        "head": [12],
-        "block": [4, 3],
-        "top": [1, 2],
-        "window": [5, 8],
-    }
 
     def groups(self) -> int:
         """The number of KV heads."""
@@ -132,9 +122,6 @@ class NSA(SoftmaxMixer):
         others = sum(size * min(b, self.top + 1) * (size if b < blocks else left) for b in range(blocks + 1))
         return mapped + each * n * (blocks + 2 * n), mapped + each * (whole + own + others + pairs(self.visibility(), n))
 
-    def excepts(self, scope: Scope) -> dict[str, str]:
-        return {**super().excepts(scope), "invariant": "φ multiplies the blocks of all rows at once"}
-
     def check(self, scope: Scope) -> list[Problem]:
         patches, local = "blocks are runs of text tokens, not of patches", "use attention with mask: block_local"
         elsewhere = self.position.site == "stream" or self.position.needs()
@@ -149,6 +136,23 @@ class NSA(SoftmaxMixer):
         if length is None or length > reads:
             return []
         return [Problem("top", f"all {length} tokens are selected: {reads} are the most", "use attention, or longer sequences")]
+
+
+class NSAProof(SoftmaxMixerProof, of=NSA):
+    """Sampled values, what fields act on and exceptions."""
+
+    acts_on = {"position": ("q", "k", "k_place", "k_in", "k_out")}
+    samples = {
+        "heads": [6, 4],
+        "kv_heads": [2, None, 1],
+        "head": [12],
+        "block": [4, 3],
+        "top": [1, 2],
+        "window": [5, 8],
+    }
+
+    def excepts(self, part: NSA, scope: Scope) -> dict[str, str]:
+        return {**super().excepts(part, scope), "invariant": "φ multiplies the blocks of all rows at once"}
 
 
 class NSAModule(SoftmaxModule, of=NSA):
@@ -168,7 +172,7 @@ class NSAModule(SoftmaxModule, of=NSA):
 
     def forward(self, x: Tensor, ctx: Ctx, view: KVView = WHOLE) -> Tensor:
         layout = ctx.layout
-        q, k, v = (project(x).unflatten(-1, (-1, self.size)) for project in (self.q, self.k, self.v))
+        q, k, v = (project(x, ctx).unflatten(-1, (-1, self.size)) for project in (self.q, self.k, self.v))
         k, v = ctx.tap(self, "k", self.position.on_write(k, layout)), ctx.tap(self, "v", v)
         (k, v), key_layout = view.append(layout, k, v).entries()
         k, v = ctx.tap(self, "keys", k), ctx.tap(self, "values", v)
@@ -182,7 +186,7 @@ class NSAModule(SoftmaxModule, of=NSA):
         picked = ctx.tap(self, "picked", self.pick(self.over_group(logs, ctx), layout, block_layout))
         selected = attend_picked(q, k, v, picked, self.block, self.scale, layout, key_layout)
         near = attend(q, k, v, self.scoring(ctx), layout, key_layout, self.edit(ctx))
-        gate = ctx.tap(self, "gate", torch.sigmoid(self.gate(x)).unflatten(-1, (-1, WAYS)))
+        gate = ctx.tap(self, "gate", torch.sigmoid(self.gate(x, ctx)).unflatten(-1, (-1, WAYS)))
         z = torch.stack([ctx.tap(self, "summary", summary), selected, near], -1)
         return self.project_out((z * gate.unsqueeze(-2)).sum(-1), ctx)
 

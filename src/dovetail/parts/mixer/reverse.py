@@ -15,15 +15,15 @@ import dataclasses as dc
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.group import Mixer, Order
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import Module
-from dovetail.core.part import Problem, broken, child, register
-from dovetail.core.recur import Recurrent
-from dovetail.core.scope import Scope
-from dovetail.core.view import KVView
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Mixer, Order
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import Module
+from dovetail.nn.recur import Recurrent
+from dovetail.nn.view import KVView
 from dovetail.ops.attend import WHOLE
+from dovetail.spec.part import Problem, broken, child, register
+from dovetail.spec.scope import Scope
 
 
 @register("reverse")

@@ -15,21 +15,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.field import bounded
-from dovetail.core.linear import Linear, together
-from dovetail.core.module import at_least_fp32
-from dovetail.core.part import Mistake, Problem, register
-from dovetail.core.recur import Carry, Recurrent, RecurrentModule, conv_state
-from dovetail.core.rows import SequenceRows
-from dovetail.core.scope import Scope
-from dovetail.core.weight import State, Weight
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.linear import Linear, multiply_fused
+from dovetail.nn.module import at_least_fp32
+from dovetail.nn.recur import Carry, Recurrent, RecurrentModule, conv_state
+from dovetail.nn.rows import SequenceRows
 from dovetail.ops.scan.conv import causal_conv
 from dovetail.ops.scan.decay import decay_flops, decay_scan
+from dovetail.spec.field import bounded
+from dovetail.spec.part import Problem, register
+from dovetail.spec.part_proof import FieldCause, Proof
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import State, Weight
 
 SHARPNESS = 8.0  # c of the paper: how fast an open gate forgets
 SLOWEST, FASTEST = 0.999, 0.9  # the decays of an open gate at first, evenly between
 SMALLEST = 1e-6  # below this 1 − a² is not resolved; it bounds the gradient of the square root
+
+
+READ = ("x", "y")  # the projections of the input
 
 
 @register("rg_lru")
@@ -43,7 +47,6 @@ class RgLru(Recurrent):
         "gate": "pos channel",
         "out": "pos channel",
     }
-    MISTAKES = {"bias": Mistake("bias missing")}
 
     heads: int = bounded(8, above=0, widens=True)  # blocks of the gates
     inner: int | None = bounded(None, above=0, widens=True)  # None: the width
@@ -51,7 +54,6 @@ class RgLru(Recurrent):
     bias: bool = True  # of the projections
 
     tp_region = True
-    SAMPLES = {"heads": [4, 2], "inner": [28, 20], "conv_size": [4, 3], "bias": [True, False]}
 
     def axes(self, scope: Scope) -> Scope:
         inner = scope.size("embed") if self.inner is None else self.inner
@@ -61,8 +63,8 @@ class RgLru(Recurrent):
     def weights(self, scope: Scope) -> list[Weight]:
         inner, embed = ("heads", "head"), ("embed",)
         return [
-            *(Weight(name=f"{name}.weight", out=inner, inp=embed) for name in self.together()),
-            *(Weight(name=f"{name}.bias", out=inner, init="zeros", role="bias") for name in self.together() if self.bias),
+            *(Weight(name=f"{name}.weight", out=inner, inp=embed) for name in READ),
+            *(Weight(name=f"{name}.bias", out=inner, init="zeros", role="bias") for name in READ if self.bias),
             Weight(name="conv", out=inner, inp=("taps",), role="conv"),
             Weight(name="conv_bias", out=inner, init="zeros", role="bias"),
             *(Weight(name=name, batch=("heads",), out=("head",), inp=("head",)) for name in ("r", "i")),
@@ -71,9 +73,6 @@ class RgLru(Recurrent):
             Weight(name="o.weight", out=embed, inp=inner),
             *([Weight(name="o.bias", out=embed, init="zeros", role="bias", tp="once")] if self.bias else []),
         ]
-
-    def together(self) -> tuple[str, ...]:
-        return ("x", "y")
 
     def constant(self, name: str, scope: Scope) -> Tensor:
         decays = torch.linspace(FASTEST, SLOWEST, scope.size("heads", "head"), dtype=torch.float64)
@@ -98,10 +97,18 @@ class RgLru(Recurrent):
         return []
 
 
+class RgLruProof(Proof, of=RgLru):
+    """Sampled values and causes."""
+
+    causes = {"bias": FieldCause("bias missing")}
+    samples = {"heads": [4, 2], "inner": [28, 20], "conv_size": [4, 3], "bias": [True, False]}
+
+
 class RgLruModule(RecurrentModule, of=RgLru):
     """u (rows, n, embed) -> like u."""
 
     part: RgLru
+    fused = READ
     x: Linear
     y: Linear
     o: Linear
@@ -117,7 +124,7 @@ class RgLruModule(RecurrentModule, of=RgLru):
         self.head = self.scope.size("head")
 
     def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
-        x, gate = together(x, self.joint, self.x, self.y)
+        x, gate = multiply_fused(x, ctx, self.fused_weight, self.x, self.y)
         last, h = (None, None) if carry is None else (carry[0].flatten(1, 2), carry[1])
         x, last = causal_conv(x, self.conv, self.conv_bias, seq, last)
         x = ctx.tap(self, "x", x.unflatten(-1, (-1, self.head)))
@@ -127,7 +134,7 @@ class RgLruModule(RecurrentModule, of=RgLru):
             ones, ones, added.flatten(2)[..., None], log_a.flatten(2), seq, None if h is None else h.flatten(1)[..., None, None]
         )
         y = ctx.tap(self, "h", scanned[..., 0].to(x.dtype).unflatten(-1, (-1, self.head))).flatten(-2)
-        out = self.o(y * F.gelu(ctx.tap(self, "gate", gate), approximate="tanh"))
+        out = self.o(y * F.gelu(ctx.tap(self, "gate", gate), approximate="tanh"), ctx)
         return ctx.tap(self, "out", out), tuple(state.unflatten(1, (-1, self.head)) for state in (last, h[..., 0, 0]))
 
     def gated(self, x: Tensor, order: Tensor, seq: SequenceRows, ctx: Ctx) -> tuple[Tensor, Tensor]:

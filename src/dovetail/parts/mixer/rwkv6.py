@@ -20,17 +20,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.field import bounded
-from dovetail.core.linear import Linear
-from dovetail.core.module import at_least_fp32
-from dovetail.core.part import Problem, register
-from dovetail.core.recur import Carry, Recurrent, RecurrentModule
-from dovetail.core.rows import SequenceRows
-from dovetail.core.scope import Scope
-from dovetail.core.weight import State, Weight
+from dovetail.nn.ctx import Ctx, replaced
+from dovetail.nn.linear import Linear
+from dovetail.nn.module import at_least_fp32
+from dovetail.nn.recur import Carry, Recurrent, RecurrentModule
+from dovetail.nn.rows import SequenceRows
 from dovetail.ops.scan.conv import causal_conv
 from dovetail.ops.scan.gated import gated_flops, gated_scan
+from dovetail.spec.field import bounded
+from dovetail.spec.part import Problem, register
+from dovetail.spec.part_proof import Proof
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import State, Weight
 
 MIXED = ("r", "k", "v", "w", "g")
 SLOWEST, SPAN = -6.0, 5.0  # λ is initialized for a decay of e^{−e^{−6}} = 0.9975 per token to e^{−e^{−1}} = 0.69
@@ -46,6 +47,7 @@ class Rwkv6(Recurrent):
         "v": "pos head channel",
         "decay": "pos head channel",
         "y": "pos head channel",
+        "scale": "pos head group",  # what the norm of the heads divides by
         "gate": "pos channel",
         "out": "pos channel",
     }
@@ -58,7 +60,6 @@ class Rwkv6(Recurrent):
 
     tp_region = True
     values = "v"
-    SAMPLES = {"heads": [2, 4], "head": [5, None], "mix_rank": [3, 8], "decay_rank": [6, 9], "eps": [64e-5, 0.1]}
 
     def axes(self, scope: Scope) -> Scope:
         head = self.head or scope.size("embed") // max(self.heads, 1)
@@ -106,6 +107,12 @@ class Rwkv6(Recurrent):
         return []
 
 
+class Rwkv6Proof(Proof, of=Rwkv6):
+    """Sampled values."""
+
+    samples = {"heads": [2, 4], "head": [5, None], "mix_rank": [3, 8], "decay_rank": [6, 9], "eps": [64e-5, 0.1]}
+
+
 class Rwkv6Module(RecurrentModule, of=Rwkv6):
     """x (rows, n, embed) -> like x."""
 
@@ -132,18 +139,28 @@ class Rwkv6Module(RecurrentModule, of=Rwkv6):
         only_before = x.new_tensor([1.0, 0.0]).expand(x.shape[-1], 2)
         before, last = causal_conv(x, only_before, None, seq, last)
         back = before - x
-        mixes = torch.tanh(self.mix_down(x + back * self.mu_x)).chunk(len(MIXED), -1)
-        r, k, v, w, g = [self.mixed(name, x, back, mix) for name, mix in zip(MIXED, mixes, strict=True)]
-        r = ctx.tap(self, "r", self.r(r).unflatten(-1, (-1, self.head)))
-        k = ctx.tap(self, "k", self.k(k).unflatten(-1, (-1, self.head)))
-        v = ctx.tap(self, "v", self.v(v).unflatten(-1, (-1, self.head)))
+        mixes = torch.tanh(self.mix_down(x + back * self.mu_x, ctx)).chunk(len(MIXED), -1)
+        r, k, v, w, g = [self.mixed(name, x, back, mix, ctx) for name, mix in zip(MIXED, mixes, strict=True)]
+        r = ctx.tap(self, "r", self.r(r, ctx).unflatten(-1, (-1, self.head)))
+        k = ctx.tap(self, "k", self.k(k, ctx).unflatten(-1, (-1, self.head)))
+        v = ctx.tap(self, "v", self.v(v, ctx).unflatten(-1, (-1, self.head)))
         dtype = at_least_fp32(x.dtype)
-        log_decay = self.fade.to(dtype) + self.fade_up(torch.tanh(self.fade_down(w))).to(dtype)
+        log_decay = self.fade.to(dtype) + self.fade_up(torch.tanh(self.fade_down(w, ctx)), ctx).to(dtype)
         log_decay = ctx.tap(self, "decay", -log_decay.exp().unflatten(-1, (-1, self.head)))  # log a, below 0
         y, state = gated_scan(r, k, v, log_decay, seq, state, self.bonus.unflatten(0, (-1, self.head)))
-        y = F.layer_norm(ctx.tap(self, "y", y), (self.head,), eps=self.part.eps).flatten(-2) * self.scale + self.shift
-        return ctx.tap(self, "out", self.o(y * F.silu(ctx.tap(self, "gate", self.g(g))))), (last[..., 0], state)
+        y = self.normed(ctx.tap(self, "y", y), ctx).flatten(-2) * self.scale + self.shift
+        return ctx.tap(self, "out", self.o(y * F.silu(ctx.tap(self, "gate", self.g(g, ctx))), ctx)), (last[..., 0], state)
 
-    def mixed(self, name: str, x: Tensor, back: Tensor, mix: Tensor) -> Tensor:
+    def normed(self, y: Tensor, ctx: Ctx) -> Tensor:
+        """y (rows, n, heads, head), each head normalized; the formula is written out only if a listener replaces the scale."""
+        out = F.layer_norm(y, (self.head,), eps=self.part.eps)
+        if ctx.wants(self, "scale"):
+            wide = y.to(at_least_fp32(y.dtype))
+            centered = wide - wide.mean(-1, keepdim=True)
+            scale = replaced(ctx, self, "scale", torch.sqrt(centered.square().mean(-1, keepdim=True) + self.part.eps))
+            out = out if scale is None else (centered / scale).to(y.dtype)
+        return out
+
+    def mixed(self, name: str, x: Tensor, back: Tensor, mix: Tensor, ctx: Ctx) -> Tensor:
         """x interpolated with the previous token, for one projection: (rows, n, embed)."""
-        return x + back * (getattr(self, f"mu_{name}") + getattr(self, f"mix_{name}")(mix))
+        return x + back * (getattr(self, f"mu_{name}") + getattr(self, f"mix_{name}")(mix, ctx))

@@ -25,16 +25,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.field import bounded
-from dovetail.core.group import Act
-from dovetail.core.linear import Linear
-from dovetail.core.part import child, register
-from dovetail.core.recur import Carry, Recurrent, RecurrentModule
-from dovetail.core.rows import SequenceRows
-from dovetail.core.scope import Scope
-from dovetail.core.weight import State, Weight
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import Act
+from dovetail.nn.linear import Linear
+from dovetail.nn.recur import Carry, Recurrent, RecurrentModule
+from dovetail.nn.rows import SequenceRows
 from dovetail.ops.scan.state_space import space_flops, space_scan
+from dovetail.spec.field import bounded
+from dovetail.spec.part import child, register
+from dovetail.spec.part_proof import Proof
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import State, Weight
 
 LARGEST_STEP, SMALLEST_STEP = 0.1, 0.001  # Δ is initialized between these, evenly in its logarithm
 MAX_STATE = 512  # `legs` computes the eigenvalues of a matrix of twice this size
@@ -75,13 +76,6 @@ class S4(Recurrent):
 
     tp_region = True
     values = "x"
-    SAMPLES = {
-        "inner": [20, 36],
-        "state_size": [5, 3],
-        "start": ["legs", "lin", "inv"],
-        "discretization": ["zoh", "bilinear"],
-        "bias": [False, True],
-    }
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(inner=self.inner or scope.size("embed"), state=self.state_size, pair=2)
@@ -115,6 +109,18 @@ class S4(Recurrent):
         return flops, flops
 
 
+class S4Proof(Proof, of=S4):
+    """Sampled values."""
+
+    samples = {
+        "inner": [20, 36],
+        "state_size": [5, 3],
+        "start": ["legs", "lin", "inv"],
+        "discretization": ["zoh", "bilinear"],
+        "bias": [False, True],
+    }
+
+
 class S4Module(RecurrentModule, of=S4):
     """u (rows, n, embed) -> like u."""
 
@@ -131,11 +137,11 @@ class S4Module(RecurrentModule, of=S4):
         self.act = self.part.act.function
 
     def recur(self, x: Tensor, seq: SequenceRows, ctx: Ctx, carry: Carry | None) -> tuple[Tensor, Carry]:
-        x = ctx.tap(self, "x", self.x(x))
+        x = ctx.tap(self, "x", self.x(x, ctx))
         state = None if carry is None else torch.view_as_complex(carry[0].contiguous())
         y, state = space_scan(x, *self.discrete(), seq, state)
         y = ctx.tap(self, "y", y + self.skip * x)
-        return ctx.tap(self, "out", self.o(self.act(y))), (torch.view_as_real(state),)
+        return ctx.tap(self, "out", self.o(self.act(y), ctx)), (torch.view_as_real(state),)
 
     def discrete(self) -> tuple[Tensor, Tensor, Tensor]:
         """log ā, b̄ and 2 C (inner, state), in complex128: a rounding error here is raised to the n-th power."""

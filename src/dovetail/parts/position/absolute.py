@@ -22,26 +22,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.errors import StateError
-from dovetail.core.field import bounded
-from dovetail.core.group import Position, PositionModule
-from dovetail.core.layout import TokenLayout
-from dovetail.core.part import Mistake, Problem, broken, register
-from dovetail.core.scope import Scope
-from dovetail.core.weight import Weight
+from dovetail.base.errors import StateError
+from dovetail.nn.groups import Position, PositionModule
+from dovetail.nn.layout import TokenLayout
+from dovetail.spec.field import bounded
+from dovetail.spec.part import Problem, broken, register
+from dovetail.spec.part_proof import FieldCause, Proof
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import Weight
 
 
 @register("learned")
 class Learned(Position):
     """Learned absolute positions: one row of a table per position."""
 
-    MISTAKES = {"offset": Mistake("position offset", (0, 1, 2))}
-
     site: ClassVar[Literal["stream", "mixer", "any"]] = "stream"
     length: int = bounded(1024, above=0)
     offset: int = bounded(0, at_least=0)
-
-    SAMPLES = {"length": [64, 70], "offset": [0, 2]}
 
     def axes(self, scope: Scope) -> Scope:
         return scope.add(position=self.length + self.offset)
@@ -59,6 +56,13 @@ class Learned(Position):
                 "raise it, or use rope",
             )
         ]
+
+
+class LearnedProof(Proof, of=Learned):
+    """Sampled values and causes."""
+
+    causes = {"offset": FieldCause("position offset", (0, 1, 2))}
+    samples = {"length": [64, 70], "offset": [0, 2]}
 
 
 class LearnedModule(PositionModule, of=Learned):
@@ -95,8 +99,6 @@ class Sinusoidal(Position):
     endpoint: bool = False  # the last frequency is 1/base
     offset: int = bounded(0, at_least=0)  # the first position
 
-    SAMPLES = {"base": [10000.0, 100.0], "halves": [False, True], "endpoint": [False, True], "offset": [0, 2]}
-
     def axes(self, scope: Scope) -> Scope:
         return scope.add(wave=scope.size("embed") // 2)
 
@@ -114,6 +116,12 @@ class Sinusoidal(Position):
             (width % 2, "", f"needs an even width, not {width}", "make the width even"),
             (self.endpoint and width < 4, "endpoint", f"needs a width of 4 or more, not {width}", remedy),
         )[:1]
+
+
+class SinusoidalProof(Proof, of=Sinusoidal):
+    """Sampled values."""
+
+    samples = {"base": [10000.0, 100.0], "halves": [False, True], "endpoint": [False, True], "offset": [0, 2]}
 
 
 class SinusoidalModule(PositionModule, of=Sinusoidal):

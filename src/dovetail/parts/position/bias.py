@@ -18,12 +18,13 @@ from math import floor, log, log2
 import torch
 from torch import Tensor
 
-from dovetail.core.field import bounded
-from dovetail.core.group import Position, PositionModule
-from dovetail.core.layout import TokenLayout
-from dovetail.core.part import Problem, register
-from dovetail.core.scope import Scope
-from dovetail.core.weight import Weight
+from dovetail.nn.groups import Position, PositionModule
+from dovetail.nn.layout import TokenLayout
+from dovetail.spec.field import bounded
+from dovetail.spec.part import Problem, register
+from dovetail.spec.part_proof import Proof
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import Weight
 
 
 @register("alibi")
@@ -72,17 +73,12 @@ class T5Bias(Position):
     bidirectional: bool = False
     shared: bool = True  # one table for all layers of a stack, stored in the first
 
-    SAMPLES = {"buckets": [8, 12], "max_distance": [16, 20], "bidirectional": [False, True], "shared": [True, False]}
-
     def axes(self, scope: Scope) -> Scope:
         return scope.add(bucket=self.buckets)
 
     def weights(self, scope: Scope) -> list[Weight]:
         first = f"{scope.in_layer(0)}.table" if self.shared and scope.layer > 0 else None
         return [Weight(name="table", out=("heads",), inp=("bucket",), role="embed", same_as=first)]
-
-    def idle(self, scope: Scope) -> frozenset[str]:
-        return frozenset() if scope.layer else frozenset({"shared"})
 
     def needs(self) -> frozenset[str]:
         return frozenset({"bias", "bias_grad"})
@@ -96,6 +92,15 @@ class T5Bias(Position):
                 Problem("max_distance", f"{self.max_distance} is not above {exact}, the distances with a bucket of their own")
             ]
         return []
+
+
+class T5BiasProof(Proof, of=T5Bias):
+    """Sampled values and idle fields."""
+
+    samples = {"buckets": [8, 12], "max_distance": [16, 20], "bidirectional": [False, True], "shared": [True, False]}
+
+    def idle(self, part: T5Bias, scope: Scope) -> frozenset[str]:
+        return frozenset() if scope.layer else frozenset({"shared"})
 
 
 class T5BiasModule(PositionModule, of=T5Bias):

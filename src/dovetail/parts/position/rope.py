@@ -20,25 +20,18 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from dovetail.core.field import bounded
-from dovetail.core.group import Position, PositionModule, Scaling
-from dovetail.core.layout import TokenLayout
-from dovetail.core.part import Mistake, Problem, broken, register
-from dovetail.core.scope import Scope
-from dovetail.core.weight import Weight
+from dovetail.nn.groups import WRONG_SCALING, Position, PositionModule, Scaling
+from dovetail.nn.layout import TokenLayout
+from dovetail.spec.field import bounded
+from dovetail.spec.part import Problem, broken, register
+from dovetail.spec.part_proof import FieldCause, Proof
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import Weight
 
 
 @register("rope")
 class Rope(Position):
     """Rotary position embedding of queries and keys."""
-
-    MISTAKES = {
-        "pairs": Mistake("rotary pair order"),
-        "base": Mistake("rope base", (1e4, 5e5, 1e6, 1e5, 1e3, 500.0, 300.0, 100.0, 1.6e5, 5e6, 8e6, 1e7, 1.5e5)),
-        "fraction": Mistake("rotary fraction", (1.0, 0.5, 0.25, 0.75)),
-        "scaling": Scaling.mistaken,
-        "sections": Mistake("mrope sections"),
-    }
 
     rotates: ClassVar[bool] = True
 
@@ -50,15 +43,6 @@ class Rope(Position):
     when: Literal["write", "read"] = "write"
     scaling: Scaling | None = None
 
-    SAMPLES = {
-        "base": [10000.0, 100.0],
-        "fraction": [1.0, 0.5],
-        "pairs": ["half", "adjacent"],
-        "coords": [1, 2, 3],
-        "sections": [(), (2, 4), (1, 2, 3)],
-        "when": ["write", "read"],
-    }
-
     def coordinates(self) -> int:
         return self.coords
 
@@ -66,13 +50,13 @@ class Rope(Position):
         return self.when == "read"
 
     def axes(self, scope: Scope) -> Scope:
-        return scope.add(pair=self.turning(scope) // 2 // self.ladders())
+        return scope.add(pair=self.rotary_dim(scope) // 2 // self.ladders())
 
     def ladders(self) -> int:
         """The number of series of frequencies that the pairs are divided into."""
         return 1 if self.sections else self.coords
 
-    def turning(self, scope: Scope) -> int:
+    def rotary_dim(self, scope: Scope) -> int:
         """The number of rotated channels of a head."""
         return int(scope.size("head") * self.fraction)
 
@@ -83,12 +67,6 @@ class Rope(Position):
             *([Weight(name="unstretched", out=("pair",), role="const")] if varies else []),
             *([Weight(name="coordinate", out=("pair",), role="const", dtype="int64")] if self.sections else []),
         ]
-
-    def idle(self, scope: Scope) -> frozenset[str]:
-        no_cache = set() if scope.decodes else {"when"}
-        # base⁰ = 1 whatever the base
-        one_pair = {"base"} if not self.constant("frequency", scope)[1:].any() else set()
-        return frozenset(no_cache | one_pair)
 
     def plain(self, scope: Scope) -> Tensor:
         """(pairs,) frequencies of one coordinate, before scaling."""
@@ -103,9 +81,9 @@ class Rope(Position):
         return self.scaling.frequencies(self.plain(scope), self.base)
 
     def check(self, scope: Scope) -> list[Problem]:
-        turning, token_coords, head = self.turning(scope), scope.size("coords"), scope.size("head")
+        rotary_dim, token_coords, head = self.rotary_dim(scope), scope.size("coords"), scope.size("head")
         pairs, coords, sections, each = scope.size("pair"), self.coords, self.sections, 2 * self.ladders()
-        unpaired = f"{turning} rotated channels of {head} cannot be paired for {self.ladders()} coordinate(s)"
+        unpaired = f"{rotary_dim} rotated channels of {head} cannot be paired for {self.ladders()} coordinate(s)"
         return broken(
             (
                 coords != 1 and token_coords not in (1, coords),
@@ -113,7 +91,7 @@ class Rope(Position):
                 f"{coords} coordinates for tokens with {token_coords}",
                 "use 1, or as many as the tokens have",
             ),
-            (turning == 0 or turning % each, "fraction", unpaired, f"make head · fraction a multiple of {each}"),
+            (rotary_dim == 0 or rotary_dim % each, "fraction", unpaired, f"make head · fraction a multiple of {each}"),
             (
                 sections and (len(sections) != coords or coords == 1),
                 "sections",
@@ -128,11 +106,36 @@ class Rope(Position):
             ),
         )[:1] or ([] if self.scaling is None else self.scaling.check(scope))
 
-    def excepts(self, scope: Scope) -> dict[str, str]:
+    def whole_prefill(self, scope: Scope) -> str | None:
         if self.scaling is None or not self.scaling.varies:
-            return {}
-        why = f"{self.scaling.kind}: angles depend on the current length of the sequence"
-        return {"chunked": why, "rollback": why}
+            return None
+        return f"{self.scaling.kind}: angles depend on the current length of the sequence"
+
+
+class RopeProof(Proof, of=Rope):
+    """Sampled values, causes and idle fields."""
+
+    causes = {
+        "pairs": FieldCause("rotary pair order"),
+        "base": FieldCause("rope base", (1e4, 5e5, 1e6, 1e5, 1e3, 500.0, 300.0, 100.0, 1.6e5, 5e6, 8e6, 1e7, 1.5e5)),
+        "fraction": FieldCause("rotary fraction", (1.0, 0.5, 0.25, 0.75)),
+        "scaling": WRONG_SCALING,
+        "sections": FieldCause("mrope sections"),
+    }
+    samples = {
+        "base": [10000.0, 100.0],
+        "fraction": [1.0, 0.5],
+        "pairs": ["half", "adjacent"],
+        "coords": [1, 2, 3],
+        "sections": [(), (2, 4), (1, 2, 3)],
+        "when": ["write", "read"],
+    }
+
+    def idle(self, part: Rope, scope: Scope) -> frozenset[str]:
+        no_cache = set() if scope.decodes else {"when"}
+        # base⁰ = 1 whatever the base
+        one_pair = {"base"} if not part.constant("frequency", scope)[1:].any() else set()
+        return frozenset(no_cache | one_pair)
 
 
 class RopeModule(PositionModule, of=Rope):
@@ -144,7 +147,7 @@ class RopeModule(PositionModule, of=Rope):
     coordinate: Tensor  # (pairs,)
 
     def setup(self) -> None:
-        self.turning, self.halves = self.part.turning(self.scope), self.part.pairs == "half"
+        self.rotary_dim, self.halves = self.part.rotary_dim(self.scope), self.part.pairs == "half"
         self.key = f"{self.part.key} {self.scope.size('pair')}"
 
     def rotate(self, q: Tensor, layout: TokenLayout) -> Tensor:
@@ -164,13 +167,13 @@ class RopeModule(PositionModule, of=Rope):
             cos, sin = self.angles(layout, x.dtype)
             tables = layout.memo[key] = self.paired(cos, cos), self.paired(-sin, sin)
         cos, sin = tables
-        still = None
-        if self.turning < x.shape[-1]:
-            x, still = x[..., : self.turning], x[..., self.turning :]
+        unrotated = None
+        if self.rotary_dim < x.shape[-1]:
+            x, unrotated = x[..., : self.rotary_dim], x[..., self.rotary_dim :]
         a, b = x.chunk(2, -1) if self.halves else (x[..., 0::2], x[..., 1::2])
         other = torch.cat((b, a), -1) if self.halves else self.paired(b, a)
-        turned = x * cos + other * sin
-        return turned if still is None else torch.cat([turned, still], -1)
+        rotated = x * cos + other * sin
+        return rotated if unrotated is None else torch.cat([rotated, unrotated], -1)
 
     def paired(self, a: Tensor, b: Tensor) -> Tensor:
         """(…, channels), of which a (…, pairs) are the first of each pair and b the second."""

@@ -18,10 +18,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dovetail.core.field import bounded
-from dovetail.core.group import Scaling
-from dovetail.core.part import Problem, register
-from dovetail.core.scope import Scope
+from dovetail.nn.groups import Scaling, ScalingProof
+from dovetail.spec.field import bounded
+from dovetail.spec.part import Problem, register
+from dovetail.spec.scope import Scope
 
 MAX_FACTOR = 1e6  # in float32, dynamic NTK loses a factor above 2²⁴
 
@@ -50,10 +50,14 @@ class LinearScaling(Scaling):
 
     factor: float = bounded(2.0, at_least=1, at_most=MAX_FACTOR)
 
-    SAMPLES = {"factor": [2.0, 4.0]}
-
     def frequencies(self, plain: Tensor, base: float) -> Tensor:
         return plain / self.factor
+
+
+class LinearScalingProof(ScalingProof, of=LinearScaling):
+    """Sampled values."""
+
+    samples = {"factor": [2.0, 4.0]}
 
 
 @register("ntk")
@@ -62,13 +66,17 @@ class Ntk(Scaling):
 
     factor: float = bounded(2.0, at_least=1, at_most=MAX_FACTOR)
 
-    SAMPLES = {"factor": [2.0, 4.0]}
-
     def frequencies(self, plain: Tensor, base: float) -> Tensor:
         return _frequencies(base * self.factor ** _ntk_power(plain.shape[-1]), plain)
 
     def check(self, scope: Scope) -> list[Problem]:
         return _several_pairs(scope)
+
+
+class NtkProof(ScalingProof, of=Ntk):
+    """Sampled values."""
+
+    samples = {"factor": [2.0, 4.0]}
 
 
 @register("dynamic_ntk")
@@ -78,8 +86,6 @@ class DynamicNtk(Scaling):
     varies: ClassVar[bool] = True
     factor: float = bounded(2.0, at_least=1, at_most=MAX_FACTOR)
     original: int = bounded(2048, above=0)
-
-    SAMPLES = {"factor": [2.0, 4.0], "original": [8, 6]}
 
     def limit(self) -> int:
         return self.original
@@ -96,6 +102,12 @@ class DynamicNtk(Scaling):
         return _several_pairs(scope)
 
 
+class DynamicNtkProof(ScalingProof, of=DynamicNtk):
+    """Sampled values."""
+
+    samples = {"factor": [2.0, 4.0], "original": [8, 6]}
+
+
 @register("yarn")
 class Yarn(Scaling):
     """YaRN: high frequencies unchanged, low ones interpolated, a ramp between; cos and sin are scaled by `attention`."""
@@ -106,15 +118,6 @@ class Yarn(Scaling):
     beta_slow: float = bounded(1.0, above=0)
     attention: float | None = bounded(None, above=0)  # cos and sin are multiplied by it; by default 0.1·ln(factor) + 1
     truncate: bool = True
-
-    SAMPLES = {
-        "factor": [4.0, 8.0],
-        "original": [200, 1000],
-        "beta_fast": [8.0, 0.25],
-        "beta_slow": [1.0, 0.001],
-        "attention": [None, 1.3],
-        "truncate": [False, True],
-    }
 
     def limit(self) -> int:
         return self.original
@@ -138,6 +141,19 @@ class Yarn(Scaling):
         return _several_pairs(scope)
 
 
+class YarnProof(ScalingProof, of=Yarn):
+    """Sampled values."""
+
+    samples = {
+        "factor": [4.0, 8.0],
+        "original": [200, 1000],
+        "beta_fast": [8.0, 0.25],
+        "beta_slow": [1.0, 0.001],
+        "attention": [None, 1.3],
+        "truncate": [False, True],
+    }
+
+
 @register("llama3")
 class Llama3(Scaling):
     """Llama 3 scaling: short wavelengths unchanged, long ones divided by `factor`, interpolated between."""
@@ -146,8 +162,6 @@ class Llama3(Scaling):
     original: int = bounded(8192, above=0)
     low: float = bounded(1.0, above=0)  # wavelengths longer than original/low are divided
     high: float = bounded(4.0, above=0)  # those shorter than original/high are unchanged
-
-    SAMPLES = {"factor": [8.0, 2.0], "original": [16, 40], "low": [0.1, 0.5], "high": [4.0, 2.0]}
 
     def limit(self) -> int:
         return self.original
@@ -163,6 +177,12 @@ class Llama3(Scaling):
         return []
 
 
+class Llama3Proof(ScalingProof, of=Llama3):
+    """Sampled values."""
+
+    samples = {"factor": [8.0, 2.0], "original": [16, 40], "low": [0.1, 0.5], "high": [4.0, 2.0]}
+
+
 @register("longrope")
 class LongRope(Scaling):
     """LongRoPE: one factor per pair, from one list up to the original length and from another beyond."""
@@ -174,14 +194,6 @@ class LongRope(Scaling):
     # new context length / original; sets the amplitude of cos and sin
     factor: float = bounded(1.0, above=0, at_most=MAX_FACTOR)
     attention: float | None = bounded(None, above=0)
-
-    SAMPLES = {
-        "short": [(1.0,), (1.1,)],
-        "long": [(3.0,), (2.0,)],
-        "original": [8, 6],
-        "factor": [1.0, 4.0],
-        "attention": [None, 1.2],
-    }
 
     def limit(self) -> int:
         return self.original
@@ -211,6 +223,18 @@ class LongRope(Scaling):
         return []
 
 
+class LongRopeProof(ScalingProof, of=LongRope):
+    """Sampled values."""
+
+    samples = {
+        "short": [(1.0,), (1.1,)],
+        "long": [(3.0,), (2.0,)],
+        "original": [8, 6],
+        "factor": [1.0, 4.0],
+        "attention": [None, 1.2],
+    }
+
+
 @register("proportional")
 class Proportional(Scaling):
     """Proportional RoPE: only the first pairs are rotated, with their frequencies among all pairs (Gemma 4).
@@ -220,19 +244,23 @@ class Proportional(Scaling):
     fraction: float = bounded(0.25, above=0, at_most=1)  # of the pairs, the first ones, that are rotated
     factor: float = bounded(1.0, at_least=1, at_most=MAX_FACTOR)
 
-    SAMPLES = {"fraction": [0.5, 1.0], "factor": [1.0, 3.0]}
-
-    def turning(self, pairs: int) -> int:
+    def rotated_pairs(self, pairs: int) -> int:
         """The number of rotated pairs."""
         return int(self.fraction * (2 * pairs) // 2)
 
     def frequencies(self, plain: Tensor, base: float) -> Tensor:
-        turns = torch.arange(len(plain)) < self.turning(len(plain))
-        return torch.where(turns, plain / self.factor, 0.0)
+        rotated = torch.arange(len(plain)) < self.rotated_pairs(len(plain))
+        return torch.where(rotated, plain / self.factor, 0.0)
 
     def check(self, scope: Scope) -> list[Problem]:
         pairs = scope.size("pair")
-        if self.turning(pairs) > 0:
+        if self.rotated_pairs(pairs) > 0:
             return []
         what = f"a fraction of {self.fraction} of {pairs} pairs rotates none"
         return [Problem("scaling.fraction", what, f"use at least {1 / pairs:.3g}")]
+
+
+class ProportionalProof(ScalingProof, of=Proportional):
+    """Sampled values."""
+
+    samples = {"fraction": [0.5, 1.0], "factor": [1.0, 3.0]}

@@ -23,10 +23,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dovetail.core.group import Position, PositionModule
-from dovetail.core.layout import TokenLayout
-from dovetail.core.part import Problem, broken, child, register
-from dovetail.core.scope import Scope
+from dovetail.nn.groups import Position, PositionModule
+from dovetail.nn.layout import TokenLayout
+from dovetail.spec.part import Problem, broken, child, register
+from dovetail.spec.part_proof import Proof
+from dovetail.spec.scope import Scope
 
 
 @register("streaming")
@@ -34,8 +35,6 @@ class Streaming(Position):
     """StreamingLLM: another position, in which the first tokens are never farther away than the size of the cache."""
 
     of: Position = child("rope", when="read")
-
-    SAMPLES = {"of": [{"kind": "rope", "when": "read"}, "alibi", {"kind": "rope", "base": 100.0}]}
 
     @property
     def rotates(self) -> bool:  # type: ignore[override]
@@ -72,6 +71,12 @@ class Streaming(Position):
             (self.of.site != "mixer", "of", f"{self.of.kind} does not act in attention", "use a position that does: rope"),
             (isinstance(self.of, Streaming), "of", "is itself streaming", "use the position that it wraps: rope"),
         )[:1]
+
+
+class StreamingProof(Proof, of=Streaming):
+    """Sampled values."""
+
+    samples = {"of": [{"kind": "rope", "when": "read"}, "alibi", {"kind": "rope", "base": 100.0}]}
 
 
 class StreamingModule(PositionModule, of=Streaming):

@@ -19,14 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dovetail.construction import on_meta, put, set_constants
-from dovetail.core.errors import DovetailError
-from dovetail.core.fold import Declared, declared
-from dovetail.core.group import Ffn, Mixer, Norm, PositionModule
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import Module
-from dovetail.core.part import Part
-from dovetail.model import Model, ModelModule
+from dovetail.base.errors import DovetailError
+from dovetail.model.construction import on_meta, put, set_constants
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.groups import Ffn, Mixer, Norm, PositionModule
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import Module
+from dovetail.spec.fold import Declared, declared
+from dovetail.spec.part import Part
 
 Tensors = Mapping[str, Tensor]
 Weights = Mapping[str, Declared]  # declared weights by their path in the piece

@@ -18,17 +18,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import DovetailError
-from dovetail.core.finite import nonfinite
-from dovetail.core.fold import declared
+from dovetail.base.errors import DovetailError
 from dovetail.hf.dialect import DIALECTS
 from dovetail.hf.hf import import_tensors
-from dovetail.model import Model
+from dovetail.model.model import Model
+from dovetail.nn.finite import nonfinite
 from dovetail.proof.compare.candidates import UNRUNNABLE, Candidate
 from dovetail.proof.compare.comparison import EXACT, relative_gap, row_scale
 from dovetail.proof.compare.match import layer_of
 from dovetail.proof.compare.piece import CauseSearch, EmbeddingPiece, HeadPiece, LayerPiece, Piece
 from dovetail.proof.compare.sides import Side
+from dovetail.spec.fold import declared
 
 REMAINING = 1e-7  # the largest gap that may remain with the right change,
 FRACTION = 1e-3  # and the largest fraction of the gap before it

@@ -35,7 +35,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dovetail.core.finite import nonfinite
+from dovetail.nn.finite import nonfinite
 from dovetail.proof.compare.match import Place, comparable, layer_of, rows_of, same_named
 from dovetail.proof.compare.prompt import Prompt
 from dovetail.proof.compare.record import Recording

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dovetail.core.part import walk
-from dovetail.model import Model
+from dovetail.model.model import Model
 from dovetail.proof.compare.float64 import float32_islands_widened
 from dovetail.proof.compare.match import Place
 from dovetail.proof.compare.prompt import Prompt
 from dovetail.proof.compare.record import ANSWER, Recording, answer_of, record
+from dovetail.spec.part import walk
 
 STEPS = 16  # tokens that are decoded one by one
 PROBE = 5  # tokens with which a cache is looked for
@@ -39,7 +39,7 @@ def decode_refusal(spec: Model, prompt: Prompt) -> str | None:
         return "the prompt has token types"
     if prompt.n < 2:
         return "the prompt has one token"
-    reasons = (part.excepts(scope).get("chunked") for _, part, scope in walk(spec))
+    reasons = (part.whole_prefill(scope) for _, part, scope in walk(spec))
     return next((reason for reason in reasons if reason), None)
 
 

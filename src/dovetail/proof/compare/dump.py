@@ -28,9 +28,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.dtypes import dtype_of
-from dovetail.core.errors import FileError, printable
-from dovetail.core.limits import DUMP_BYTES, DUMP_NAME, DUMP_PASSES, DUMP_TENSORS, DUMP_TOKENS, JSON_NUMBER
+from dovetail.base.dtypes import dtype_of
+from dovetail.base.errors import FileError, printable
+from dovetail.base.limits import DUMP_BYTES, DUMP_NAME, DUMP_PASSES, DUMP_TENSORS, DUMP_TOKENS, JSON_NUMBER
 from dovetail.disk.tensors import TensorFile
 from dovetail.disk.untrusted import Directory, refuse_pickles
 

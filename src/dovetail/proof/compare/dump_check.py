@@ -18,8 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dovetail.core.errors import FileError
-from dovetail.core.finite import nonfinite
+from dovetail.base.errors import FileError
+from dovetail.nn.finite import nonfinite
 from dovetail.proof.compare.cause import nonfinite_weights
 from dovetail.proof.compare.check import NEVER, Pass, Verdict, explain
 from dovetail.proof.compare.comparison import (

@@ -21,11 +21,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dovetail.core.fold import declared
-from dovetail.model import Model
+from dovetail.model.model import Model
 from dovetail.proof.compare.dump import Dump, Rows
 from dovetail.proof.compare.match import Place, comparable, namings
 from dovetail.proof.compare.record import ANSWER
+from dovetail.spec.fold import declared
 
 SAME, NEAR = 0.999, 0.5  # cosines: of one activation; of one activation with a bug before it, where no other is nearer
 TIE = 1e-4  # a later form of an activation must be nearer by this much

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from dovetail.core.errors import FileError, did_you_mean, install_command, printable
+from dovetail.base.errors import FileError, did_you_mean, install_command, printable
 from dovetail.proof.compare.dump import DUMP_FILE, Dump
 
 FOLDER, PREFIX = Path(__file__).parent / "recorders", "record_"

@@ -1,6 +1,6 @@
 """Candidate bugs from fields: every field of every part takes its other values.
 
-    flags turned, choices changed, another part of the same group, numbers near by or often confused (Part.MISTAKES)
+    flags turned, choices changed, another part of the same group, numbers near by or often confused (Proof.causes)
 
 A field for which its part declares no mistake is tried all the same, from its type alone; the cause is then called by its path.
 """
@@ -14,13 +14,14 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from dovetail.core.errors import SpecError
-from dovetail.core.group import Scaling
-from dovetail.core.module import Module
-from dovetail.core.part import KINDS, Part, field_types, join, mistake_of, walk_spec
-from dovetail.core.scope import Scope
-from dovetail.core.softmax import SCORE_SCALE
+from dovetail.base.errors import SpecError
+from dovetail.nn.groups import WRONG_SCALING, Scaling
+from dovetail.nn.module import Module
+from dovetail.nn.softmax import SCORE_SCALE
 from dovetail.proof.compare.candidates import Candidate
+from dovetail.spec.part import KINDS, Part, field_types, join, walk_spec
+from dovetail.spec.part_proof import cause_of
+from dovetail.spec.scope import Scope
 
 FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0)  # by which a rope is often stretched
 
@@ -35,7 +36,7 @@ def field_candidates(part: Part, skip: frozenset[str] = frozenset()) -> Iterator
             where, value = join(path, field.name), getattr(below, field.name)
             if where.split(".")[0] in skip:
                 continue
-            mistake = mistake_of(below, field.name, where)
+            mistake = cause_of(below, field.name, where)
             for other in _other_values(value, hints[field.name], mistake.values):
                 try:
                     changed = part.replace(where, other)
@@ -112,7 +113,7 @@ def score_scales(part: Part, scope: Scope) -> Iterator[Candidate]:
     for path, below in walk_spec(part):
         for field in dc.fields(below):
             where = join(path, field.name)
-            if mistake_of(below, field.name, where) == SCORE_SCALE:
+            if cause_of(below, field.name, where) == SCORE_SCALE:
                 for name, scale in scales.items():
                     yield Candidate(SCORE_SCALE.cause, where, f"{where}: {name}", part.replace(where, scale))
 
@@ -129,7 +130,7 @@ def rope_stretches(part: Part) -> Iterator[Candidate]:
                 other = kind().replace("factor", factor)
                 if other != now:
                     description = f"{where}: {other.kind} by {factor:g} instead of {show(now)}"
-                    yield Candidate(Scaling.mistaken.cause, where, description, part.replace(where, other))
+                    yield Candidate(WRONG_SCALING.cause, where, description, part.replace(where, other))
             if isinstance(now, Part) and "attention" in now.__dataclass_fields__:
                 changed = part.replace(join(where, "attention"), 1.0)
-                yield Candidate(Scaling.mistaken.cause, where, f"{where}: without its amplitude", changed)
+                yield Candidate(WRONG_SCALING.cause, where, f"{where}: without its amplitude", changed)

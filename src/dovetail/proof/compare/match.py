@@ -17,17 +17,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from dovetail.construction import on_meta
-from dovetail.core.errors import FileError, SpecError
-from dovetail.core.fold import declared
-from dovetail.core.group import Norm, Router
-from dovetail.core.linear import Linear
-from dovetail.core.module import Module
-from dovetail.core.part import walk
+from dovetail.base.errors import FileError, SpecError
 from dovetail.hf.dialect import DIALECTS
 from dovetail.hf.hf import to_hf
 from dovetail.hf.tensors import Move
-from dovetail.model import BlockModule, Model
+from dovetail.model.construction import on_meta
+from dovetail.model.model import Model
+from dovetail.nn.block import BlockModule
+from dovetail.nn.groups import Norm, Router
+from dovetail.nn.linear import Linear
+from dovetail.nn.module import Module
+from dovetail.spec.fold import declared
+from dovetail.spec.part import walk
 
 LAYER = re.compile(r"(?:.*?\.)?layers\.\d+(?=\.|$)")
 TOKENS = 7919  # a number of tokens that is no size of a matrix, to find out which dimension of a converted tensor is tokens

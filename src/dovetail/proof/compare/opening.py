@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dovetail.core.errors import FileError, SpecError, UsageError
-from dovetail.core.limits import DECODED, PROMPT_TOKENS
+from dovetail.base.errors import FileError, SpecError, UsageError
+from dovetail.base.limits import DECODED, PROMPT_TOKENS
 from dovetail.disk.untrusted import Directory
 from dovetail.hf.load import Watch, origin
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
 from dovetail.proof.compare.check import padding_token
 from dovetail.proof.compare.dump import Dump
 from dovetail.proof.compare.engines import engines, recorded

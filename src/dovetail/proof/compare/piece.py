@@ -12,14 +12,13 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from dovetail.construction import on_meta
-from dovetail.core.ctx import Ctx, Listener
-from dovetail.core.fold import Declared, declared
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import tensor_at
-from dovetail.core.part import Part, mistake_of
 from dovetail.hf.resolved import differences
-from dovetail.model import NO_VIEWS, Block, Model, ModelModule
+from dovetail.model.construction import on_meta
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.block import NO_VIEWS, Block
+from dovetail.nn.ctx import Ctx, Listener
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import tensor_at
 from dovetail.proof.compare import candidates
 from dovetail.proof.compare.candidates import Candidate, with_tensors
 from dovetail.proof.compare.comparison import EXACT, SideComparison
@@ -27,6 +26,9 @@ from dovetail.proof.compare.field_candidates import field_candidates, layer_cand
 from dovetail.proof.compare.prompt import Prompt
 from dovetail.proof.compare.record import ANSWER
 from dovetail.proof.compare.sides import encoded
+from dovetail.spec.fold import Declared, declared
+from dovetail.spec.part import Part
+from dovetail.spec.part_proof import cause_of
 
 OTHER_WEIGHTS = "other numbers in the weights"
 MOST_ROWS = 0.5  # of a table: where fewer rows differ it is the same table with some values changed
@@ -199,7 +201,7 @@ def _toward(ours: Part, theirs: Part) -> Iterator[Candidate]:
         part = ours
         for name in owner.split(".") if owner else ():
             part = part.parts().get(name, part)
-        cause = mistake_of(part, field, where).cause
+        cause = cause_of(part, field, where).cause
         description = f"{where}: {show(other)} instead of {show(mine)}, as its config says"
         yield Candidate(cause, where, description, ours.replace(where, other))
 

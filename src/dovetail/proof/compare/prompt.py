@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from dovetail.account import longest_length
-from dovetail.construction import generator
-from dovetail.core.errors import SpecError
-from dovetail.core.group import Mask, Scaling
-from dovetail.core.part import walk, walk_spec
-from dovetail.core.scope import Scope
+from dovetail.base.errors import SpecError
 from dovetail.hf.field import value_at
-from dovetail.model import Model
+from dovetail.model.construction import generator
+from dovetail.model.model import Model
+from dovetail.nn.groups import Mask, Scaling
+from dovetail.spec.part import walk, walk_spec
+from dovetail.spec.scope import Scope
 
 ROWS, LENGTH, WIDEST = 2, 37, 512  # 37 is no other size of a model; windows extend it up to 512
 BEYOND = 5  # tokens past the edge of a window

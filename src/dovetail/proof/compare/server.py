@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import FileError, printable
-from dovetail.core.limits import ANSWER_SECONDS
+from dovetail.base.errors import FileError, printable
+from dovetail.base.limits import ANSWER_SECONDS
 from dovetail.proof.answers import MAX_KEY, Key, Step, UnreadableAnswer, choices_of
 from dovetail.proof.compare.comparison import EXACT, Progress, Status
 from dovetail.proof.compare.prompt import Prompt

@@ -27,22 +27,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dovetail.construction import set_constants
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import FileError
-from dovetail.core.fold import declared
-from dovetail.core.layout import TokenLayout
-from dovetail.core.limits import CONFIG_BYTES
-from dovetail.core.module import at_least_fp32, tensor_at
+from dovetail.base.errors import FileError
+from dovetail.base.limits import CONFIG_BYTES
 from dovetail.disk.untrusted import Directory
 from dovetail.hf.load import CONFIG_FILE, Watch, load
-from dovetail.model import Model, ModelModule
+from dovetail.model.construction import set_constants
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import at_least_fp32, tensor_at
 from dovetail.proof.compare.decoding import NO_CACHE, Decoder, arguments_of, cached_decoder, decode_refusal
 from dovetail.proof.compare.float64 import float32_islands_widened
 from dovetail.proof.compare.match import Place, comparable, ours, places_by_name, routers
 from dovetail.proof.compare.prompt import Prompt
 from dovetail.proof.compare.record import ANSWER, Recording, answer_of, record
 from dovetail.proof.compare.user_code import errors_named, factory_of, import_file
+from dovetail.spec.fold import declared
 from dovetail.state.pool import Pool
 
 

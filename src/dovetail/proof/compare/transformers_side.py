@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dovetail.core.errors import FileError, SpecError, install_command
-from dovetail.core.limits import CONFIG_BYTES
+from dovetail.base.errors import FileError, SpecError, install_command
+from dovetail.base.limits import CONFIG_BYTES
 from dovetail.disk.untrusted import Directory, refuse_pickles
 from dovetail.hf.dialect import DIALECTS
 from dovetail.hf.hf import form_of, from_hf
 from dovetail.hf.load import CONFIG_FILE, load
-from dovetail.model import Model, ModelModule
+from dovetail.model.model import Model, ModelModule
 from dovetail.proof.compare.decoding import Decoder, arguments_of, cached_decoder, decode_refusal
 from dovetail.proof.compare.float64 import float32_islands_widened
 from dovetail.proof.compare.match import Place, places_by_name, theirs, with_layers, with_routers

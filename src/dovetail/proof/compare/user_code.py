@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dovetail.core.errors import DovetailError, FileError
-from dovetail.core.extensions import import_named
+from dovetail.base.errors import DovetailError, FileError
+from dovetail.base.extensions import import_named
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dovetail.construction import generator
+from dovetail.model.construction import generator
 from dovetail.proof.compare.record import answer_of
 from dovetail.proof.foreign.model import Foreign
 from dovetail.proof.laws.case import ARRANGEMENTS, LENGTHS, Arrangement, N, rows_of

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dovetail.construction import generator
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
+from dovetail.model.construction import generator
 from dovetail.proof.compare.decoding import Cache, arguments_of, find_cache
 from dovetail.proof.compare.float64 import float32_islands_widened
 from dovetail.proof.compare.record import answer_of

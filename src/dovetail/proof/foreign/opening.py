@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.proof.compare.transformers_side import CAREFUL, check_directory, transformers
 from dovetail.proof.compare.user_code import factory_of
 from dovetail.proof.foreign.model import Foreign

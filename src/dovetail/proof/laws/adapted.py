@@ -1,12 +1,13 @@
 """Law 9, adapted: an adapter acts on every path, and on nothing else.
 
     a fresh adapter is the identity, leaf by leaf bit for bit      every targeted leaf is adapted: n applied = n targeted
+    every call of a leaf has the ctx                      from which an adapter draws its dropout in training
     adapted = merged = saved and loaded                   an optimizer trains the adapter's tensors and no other
     each leaf, perturbed alone, changes every path        in a batch with several adapters each row has its own
 
 All linear leaves that can be adapted are, readouts included, by LoRA, DoRA and (IA)³ in turn. Paths are those of law 23: the
 reference kernels and the fast ones, the loss, a KV cache fed token by token (MLA decodes in its absorbed form), here also with
-leaves that are joined for inference.
+leaves that are fused for inference.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.construction import generator
-from dovetail.core.declared_tensors import adapted_leaves
-from dovetail.core.fold import Declared
-from dovetail.core.fused import join
-from dovetail.core.group import Embed, Head
-from dovetail.core.linear import Linear
-from dovetail.core.module import tensor_at
-from dovetail.model import ModelModule
+from dovetail.model.construction import generator
+from dovetail.model.model import ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.declared_tensors import adapted_leaves
+from dovetail.nn.fused import fuse
+from dovetail.nn.groups import Embed, Head
+from dovetail.nn.linear import Linear
+from dovetail.nn.module import tensor_at
 from dovetail.proof.laws.case import BATCH, IDENTITY, Case, NotApplicable, law, perturbed
 from dovetail.proof.laws.replaced import on_paths, paths
+from dovetail.spec.fold import Declared
 from dovetail.training.optim import Optimizer
 from dovetail.weights.adapters import attach as attaching, multi_lora
 from dovetail.weights.adapters.attach import Applied, adaptable, attach, detach, merge
@@ -83,7 +85,7 @@ def _whole(case: Case, kind: AdapterKind, plain: dict[str, Tensor]) -> None:
     for name, output in fresh.items():  # a whole pass repeats to the last bits at most: its sums depend on addresses
         case.same(output, plain[name], f"{name}: a fresh {kind.kind} and no adapter")
     perturb(model, case.seed)
-    join(model)
+    fuse(model)
     got = _paths(case, model)
     again = perturbed(case.spec, case.seed)
     attach(again, kind, seed=case.seed + 1)
@@ -110,6 +112,7 @@ def _compared(case: Case, model: ModelModule, kind: str) -> Iterator[None]:
 
 def _both(case: Case, leaf: Linear, call: Callable[..., Tensor], what: str) -> Callable[..., Tensor]:
     def run(*given: Any) -> Tensor:
+        case.true(isinstance(given[-1], Ctx), f"{what}: is called without the ctx, so that its adapter draws no dropout")
         got, adapter = call(*given), leaf.adapter
         leaf.adapter = None
         want = call(*given)
@@ -194,7 +197,7 @@ def _each(case: Case, kind: AdapterKind, plain: dict[str, Tensor]) -> None:
 
 def _idle(d: Declared) -> bool:
     """Whether its part declares that some weight changes nothing: the router of a single expert."""
-    return EVERY_WEIGHT in d.part.excepts(d.scope)
+    return EVERY_WEIGHT in d.part.proof.excepts(d.part, d.scope)
 
 
 def _rows(case: Case, targets: list[str]) -> None:

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from dovetail.construction import build, generator
-from dovetail.core.ctx import Ctx
-from dovetail.core.fold import declared
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import tensor_at
-from dovetail.core.scope import Scope
-from dovetail.model import Model, ModelModule
+from dovetail.model.construction import build, generator
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import tensor_at
 from dovetail.proof.laws.law import Broken, LawCase, Laws, NotApplicable as NotApplicable, cpu_seconds  # for the files of laws
+from dovetail.spec.fold import declared
+from dovetail.spec.scope import Scope
 
 T = TypeVar("T")
 DTYPE = torch.float64

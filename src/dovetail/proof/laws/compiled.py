@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dovetail.core.ctx import Ctx, Listener
-from dovetail.core.draws import Draws
-from dovetail.core.layout import TokenLayout
-from dovetail.model import BlockModule
+from dovetail.nn.block import BlockModule
+from dovetail.nn.ctx import Ctx, Listener
+from dovetail.nn.draws import Draws
+from dovetail.nn.layout import TokenLayout
 from dovetail.proof.laws.case import BATCH, Case, N, law
 from dovetail.proof.laws.sequence import CaseDecoder
 from dovetail.state.pool import Layout

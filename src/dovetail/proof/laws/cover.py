@@ -1,6 +1,6 @@
 """Pairwise covering: sampled specs in which every pair of sample values that can occur together does so at least once.
 
-A **factor** is a value at a place: a field with one of its part's `SAMPLES`, a slot with one of the registered kinds, or a
+A **factor** is a value at a place: a field with one of its part's `samples`, a slot with one of the registered kinds, or a
 declaration that holds: a method of a group that answers yes or no (`widens`, `rotates_on_read`), which may follow from several
 fields at once. A place names the kinds above it (`model/layers=block/mixer=attention/position=rope/base`), so a user's own part
 is covered too.
@@ -24,10 +24,11 @@ from functools import cache
 from types import FunctionType
 from typing import NamedTuple
 
-from dovetail.core.group import Mask, Mtp
-from dovetail.core.part import KINDS, Part, walk
-from dovetail.model import Block, Model
+from dovetail.model.model import Model
+from dovetail.nn.block import Block
+from dovetail.nn.groups import Mask, Mtp
 from dovetail.proof.laws.sample import BLOCK, LAYERS, attempt, candidates, fields, sampled
+from dovetail.spec.part import KINDS, Part, walk
 
 TRIES = 10
 RARE = 100  # tries for the first spec with a declaration: it may follow from several fields at once
@@ -297,7 +298,7 @@ class PairCover:
             spec = attempt(self.rng, pinned, later if i < CROWDED else ())
             if spec is None or not any(wanted <= scope for scope in scopes(spec)):
                 continue
-            (excepted if any(part.excepts(scope) for _, part, scope in walk(spec)) else sound).append(spec)
+            (excepted if any(part.proof.excepts(part, scope) for _, part, scope in walk(spec)) else sound).append(spec)
             if len(sound) == CANDIDATES:
                 break
         # a spec with an exception tests less, so it is used only where no other has the wanted factors

@@ -7,7 +7,7 @@ Everything runs on the meta device, where tensors have shapes and no values, und
     sync     a value read from a tensor (`.item()`, `.tolist()`, a shape that depends on values): meta tensors have none
 
 No GPU is needed to find these: on a GPU the first raises, the second copies, and the third waits for the device at every step.
-What must be read is read by `core/host.py`, which answers zeros here: how many tokens each expert has, where no kernel takes
+What must be read is read by `nn/host.py`, which answers zeros here: how many tokens each expert has, where no kernel takes
 all experts at once. In bfloat16, in which people run.
 """
 
@@ -23,10 +23,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx, Losses
-from dovetail.core.draws import Draws
-from dovetail.core.layout import TokenLayout
+from dovetail.model.construction import build
+from dovetail.nn.ctx import Ctx, Losses
+from dovetail.nn.draws import Draws
+from dovetail.nn.layout import TokenLayout
 from dovetail.proof.laws.case import BATCH, LENGTHS, Broken, Case, N, law
 from dovetail.proof.laws.sequence import LAYOUTS
 from dovetail.state.pool import Layout, Pool

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.construction import generator
-from dovetail.core.ctx import Ctx, Listener, Losses
-from dovetail.core.layout import TokenLayout
+from dovetail.model.construction import generator
+from dovetail.nn.ctx import Ctx, Listener, Losses
+from dovetail.nn.layout import TokenLayout
 from dovetail.proof.laws.case import BATCH, DTYPE, Case, N, NotApplicable, law
 from dovetail.proof.laws.loss import IGNORED, cross_entropy
 from dovetail.proof.laws.sequence import LAYOUTS
@@ -108,10 +108,10 @@ def _run(
     return logits, states
 
 
-def by_hand(case: Case, known: int, tokens: Tensor) -> Tensor:
-    """The hidden states of a depth that recurs, at positions known − 2 to len(tokens) − 2 of a row of tokens (n,): each from a
-    full forward pass over the hidden states of the model at the first `known` − 1 positions, and its own behind them."""
-    states = case.model.hidden(tokens[None, :known], _one_row(case, known))[0][:, : known - 1]
+def by_hand(case: Case, hidden: Tensor, tokens: Tensor) -> Tensor:
+    """The hidden states of a depth that recurs, at positions m − 1 to len(tokens) − 2 of a row of tokens (n,): each from a full
+    forward pass over the hidden states of the model at the first positions, (m, embed), and its own behind them."""
+    states, known = hidden[None], len(hidden) + 1
     for n in range(known - 1, len(tokens)):
         new = case.model.hidden_ahead(states, tokens[None, 1 : n + 1], _one_row(case, n))
         states = torch.cat([states, new[:, -1:]], 1)
@@ -125,9 +125,10 @@ def _one_row(case: Case, n: int) -> Ctx:
 def _recursion(case: Case, hidden: Tensor, kind: Layout) -> None:
     """Read the known positions of each row, then some of the depth's own, roll these back, and read them again."""
     pool = Pool(case.spec, BATCH, N + RECURRED, layout=kind, dtype=DTYPE, page=4, slack=RECURRED, drafts=True)
-    want = [by_hand(case, known, case.inputs[row, : known + RECURRED]) for row, known in enumerate(KNOWN)]
-    step = pool.step(range(BATCH), [known - 1 for known in KNOWN])
     first = [hidden[row, : known - 1] for row, known in enumerate(KNOWN)]
+    tokens = [case.inputs[row, : known + RECURRED] for row, known in enumerate(KNOWN)]
+    want = [by_hand(case, states, row) for states, row in zip(first, tokens, strict=True)]
+    step = pool.step(range(BATCH), [known - 1 for known in KNOWN])
     _, states = _run(case, step, first, first, [case.inputs[row, 1:known] for row, known in enumerate(KNOWN)], 1, False)
     for attempt in ("from a cache", "after a roll-back"):
         for row in range(BATCH):
@@ -137,8 +138,8 @@ def _recursion(case: Case, hidden: Tensor, kind: Layout) -> None:
             for row, state in enumerate(last):
                 case.same(state[0], want[row][j], f"{kind}, {attempt}: hidden state {j} behind row {row}, and by hand")
             if j < RECURRED:
-                tokens = [case.inputs[row, known + j : known + j + 1] for row, known in enumerate(KNOWN)]
-                _, last = _run(case, pool.step(range(BATCH), [1] * BATCH), last, last, tokens, 1, False)
+                added = [row[known + j : known + j + 1] for row, known in zip(tokens, KNOWN, strict=True)]
+                _, last = _run(case, pool.step(range(BATCH), [1] * BATCH), last, last, added, 1, False)
         for row, known in enumerate(KNOWN):
             case.true(pool.rollback(row, known - 1) == known - 1, f"{kind}: row {row} does not return to its mark")
 

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import SpecError
-from dovetail.core.layout import TokenLayout
-from dovetail.core.view import Edit, Scoring
+from dovetail.base.errors import SpecError
 from dovetail.decoding.eviction import FIRST, Eviction, Policy, evicting
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.view import Edit, Scoring
 from dovetail.ops.attend import Stored
 from dovetail.proof.laws.case import DTYPE, LENGTHS, Case, N, NotApplicable, law
 from dovetail.proof.laws.programs import Program, compare

@@ -3,7 +3,7 @@
     a whole pass   of 3 rows, of 3 with other tokens in the neighbors, of the row alone
     decoding       of 32 rows in one pool, with other tokens in the neighbors, with no tokens in them
 
-Bit-equal in float32 for one backend at least, with leaves that multiply tile by tile (core/fused.py). With plain leaves the
+Bit-equal in float32 for one backend at least, with leaves that multiply tile by tile (nn/fused.py). With plain leaves the
 number of rows chooses the order of sums, and a row may change by a few ulp; on a deep spec that amplifies rounding, by a few
 times its error against float64. Law 5 compares up to rounding; here rounding is the point: a sampled token may turn on the last
 bit, and then what one user gets depends on who else asks.
@@ -19,12 +19,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dovetail.core.fold import needs_of
-from dovetail.core.fused import make_invariant
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
+from dovetail.nn.fused import make_invariant
 from dovetail.ops import attend
 from dovetail.proof.laws.case import Case, law, perturbed
 from dovetail.proof.laws.sequence import CaseDecoder
+from dovetail.spec.fold import needs_of
 
 ULPS = 64  # of the largest output: what neighbors may change where kernels choose by the number of rows
 ERRORS = 3  # or this many times the error against float64: each of two results has one, and a sample is not the largest

@@ -9,17 +9,17 @@ from copy import deepcopy
 import torch
 from torch import Tensor
 
-from dovetail.construction import build, generator
-from dovetail.core.ctx import Losses
-from dovetail.core.fold import declared, needs_of
-from dovetail.core.fused import join
-from dovetail.core.group import Mixer
-from dovetail.core.layout import TokenLayout
-from dovetail.core.part import walk_spec
-from dovetail.model import ModelModule
+from dovetail.model.construction import build, generator
+from dovetail.model.model import ModelModule
+from dovetail.nn.ctx import Losses
+from dovetail.nn.fused import fuse
+from dovetail.nn.groups import Mixer
+from dovetail.nn.layout import TokenLayout
 from dovetail.ops import attend, attend_tiled, implementation
 from dovetail.proof.laws.case import BATCH, DERIVATIVE, DTYPE, Broken, Case, N, NotApplicable, law, perturbed
 from dovetail.proof.laws.law import LawCase
+from dovetail.spec.fold import declared, needs_of
+from dovetail.spec.part import walk_spec
 
 DRAWS = 6  # perturbations and inputs after which a weight without a gradient is a failure
 
@@ -50,9 +50,9 @@ def scalar(case: Case, layout: TokenLayout, ahead: bool = True) -> Tensor:
 
 @law(6, "fast", "every applicable backend equals the reference implementation, forward and backward")
 def fast(case: Case) -> None:
-    """Compare outputs and all gradients, on whole sequences and on packed documents with padding; then joined leaves."""
+    """Compare outputs and all gradients, on whole sequences and on packed documents with padding; then fused leaves."""
     if case.turn("joined"):
-        _joined(case)
+        _fused(case)
     needs = needs_of(case.spec)
     able = [backend.name for backend in attend.offering(needs) if backend.name != "reference"]
     if not able:
@@ -72,14 +72,14 @@ def fast(case: Case) -> None:
 
 
 @torch.no_grad()
-def _joined(case: Case) -> None:
+def _fused(case: Case) -> None:
     """Leaves that are multiplied at once equal the leaves, also after their weights were replaced by other tensors."""
     model, other = perturbed(case.spec, case.seed), perturbed(case.spec, case.seed + 1)
-    if join(model):
-        case.same(case.of(model).run(), case.run(), "leaves joined and apart")
+    if fuse(model):
+        case.same(case.of(model).run(), case.run(), "leaves fused and apart")
         model.load_state_dict(other.state_dict(), assign=True)
-        joined, apart = (case.of(one).run() for one in (model, other))
-        case.same(joined, apart, "leaves joined and apart, with other weights")
+        fused, apart = (case.of(one).run() for one in (model, other))
+        case.same(fused, apart, "leaves fused and apart, with other weights")
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.proof.compare.user_code import first_line
 
 # specs with every pair of values that meet, where parts act on each other; with every value, for what is true of one part or

@@ -10,6 +10,7 @@ Every tap of the spec, in full forward passes, chunks and cached decode:
     the gradient at a tap = finite differences              a gradient of another tensor
     integrated gradients sum to the difference              one that is scaled or cut
     effective attention · values = the `y` of a mixer       a scan of other values, or of an earlier token
+    a sweep that continues from a cache = full passes       keys of another run, a state of another token
 
 Taps are tested side by side: in a batch of equal rows, row i has the i-th tap patched. A part declares taps that cannot be
 tested as `excepts` "looking.<pattern>", with the reason.
@@ -25,12 +26,6 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor
 
-from dovetail.construction import generator
-from dovetail.core.ctx import Losses
-from dovetail.core.fold import taps
-from dovetail.core.group import Mixer
-from dovetail.core.layout import TokenLayout
-from dovetail.core.part import walk
 from dovetail.look.address import is_state
 from dovetail.look.gradient import integrated_gradients
 from dovetail.look.intervention import Replacement, noise
@@ -38,8 +33,15 @@ from dovetail.look.mixing import Heard, effective
 from dovetail.look.record import Trace
 from dovetail.look.residual import final_residual, unembed
 from dovetail.look.tracer import Tracer
+from dovetail.model.construction import generator
+from dovetail.nn.ctx import Losses
+from dovetail.nn.groups import Mixer
+from dovetail.nn.layout import TokenLayout
 from dovetail.proof.laws.case import DERIVATIVE, DTYPE, RELATION, Case, N, law
 from dovetail.proof.laws.sequence import CaseDecoder
+from dovetail.proof.laws.swept import sweep_from_a_cache
+from dovetail.spec.fold import taps
+from dovetail.spec.part import walk
 
 AT = (2, 11, 12, 14, 20)  # the patched positions: inside a chunk, at its end, in single steps
 CHUNKS = (5, 7, 1, 1, 1, 6)
@@ -66,10 +68,11 @@ def looking(case: Case) -> str:
     moving = _gradients(case, floats, values)
     _noise(case, [address for address in addresses if address not in moving], values)
     ahead = case.spec.ahead() or 0
-    alike = not any("chunked" in part.excepts(scope) for _, part, scope in walk(case.spec))  # cached and whole, unpatched
+    alike = all(part.whole_prefill(scope) is None for _, part, scope in walk(case.spec))  # cached and whole, unpatched
     if case.spec.order() != "both" and ahead <= IN_TWO[0] and alike:
         _cached(case, [address for address in floats if TOKENS & {*declared[address].split()}])
         _carried(case, [address for address in floats if is_state(address)])
+    sweep_from_a_cache(case, [address for address in floats if {"pos", "query"} & {*declared[address].split()}], AT)
     _residual(case, values)
     _mixing(case, values)
     reasons = sorted(set(excepted.values()))
@@ -78,8 +81,9 @@ def looking(case: Case) -> str:
 
 def exceptions_of(case: Case) -> dict[str, str]:
     """The taps that parts except from this law, with the reason."""
-    every = ((path, name, reason) for path, part, scope in walk(case.spec) for name, reason in part.excepts(scope).items())
-    patterns = {f"{path}.{name.removeprefix('looking.')}": why for path, name, why in every if name.startswith("looking.")}
+    every = ((path, part.proof.excepts(part, scope)) for path, part, scope in walk(case.spec))
+    named = ((path, name, why) for path, reasons in every for name, why in reasons.items() if name.startswith("looking."))
+    patterns = {f"{path}.{name.removeprefix('looking.')}": why for path, name, why in named}
     return {tap: why for tap in taps(case.spec) for pattern, why in patterns.items() if fnmatchcase(tap, pattern)}
 
 
@@ -143,9 +147,10 @@ def _noise(case: Case, addresses: Sequence[str], values: Trace) -> None:
 
 
 def _other(x: Tensor, seed: int, attempt: int) -> Replacement:
-    """Noise; of indices, others."""
+    """Noise, then more of it: an ngram's gate reads a direction, to which only a scale of another sign is another one. Of
+    indices, others."""
     if x.is_floating_point():
-        return noise(0.5, seed + attempt, relative=True)
+        return noise((0.5, 2.0)[attempt], seed + attempt, relative=True)
     return [lambda i: (i + 1) % (x.max() + 1), lambda i: torch.full_like(i, int(x.min()))][attempt]
 
 

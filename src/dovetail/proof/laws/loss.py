@@ -28,12 +28,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dovetail.construction import generator
-from dovetail.core.ctx import Ctx, Losses
-from dovetail.core.draws import Draws
-from dovetail.core.errors import SpecError
-from dovetail.core.group import Criterion
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import SpecError
+from dovetail.model.construction import generator
+from dovetail.nn.ctx import Ctx, Losses
+from dovetail.nn.draws import Draws
+from dovetail.nn.groups import Criterion
+from dovetail.nn.layout import TokenLayout
 from dovetail.proof.laws.case import Case, NotApplicable, law
 from dovetail.text.conversation import Encoded
 from dovetail.training import preference, tuning

@@ -21,15 +21,15 @@ from unittest.mock import patch
 
 from torch import Tensor
 
-from dovetail.core.part import walk_spec
 from dovetail.files.spec import from_yaml, to_yaml
-from dovetail.model import Model
+from dovetail.model.model import Model
 from dovetail.ops import attend
 from dovetail.proof.laws import sharded
 from dovetail.proof.laws.case import LAWS, RELATION, Case
 from dovetail.proof.laws.law import NotApplicable
 from dovetail.proof.laws.oracle import ORACLES, check_oracles
 from dovetail.proof.laws.suite import OWN_NUMBER
+from dovetail.spec.part import walk_spec
 
 BASE = """
 width: 28

@@ -38,18 +38,18 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.account import longest_length
-from dovetail.construction import build
-from dovetail.core.ctx import Ctx, Listener
-from dovetail.core.fold import declared, needs_of
-from dovetail.core.group import PositionModule, RouterModule
-from dovetail.core.layout import TokenLayout
-from dovetail.core.linear import Linear
-from dovetail.core.module import tensor_at
-from dovetail.core.recur import RecurrentModule
-from dovetail.model import Model, ModelModule
+from dovetail.model.construction import build
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.ctx import Ctx, Listener
+from dovetail.nn.groups import PositionModule, RouterModule
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.linear import Linear
+from dovetail.nn.module import tensor_at
+from dovetail.nn.recur import RecurrentModule
 from dovetail.ops import attend, attend_tiled
 from dovetail.proof.laws.case import BATCH, DTYPE, Broken, Case, law, perturbed
 from dovetail.proof.laws.kernel import of_dtype, small_tiles
+from dovetail.spec.fold import declared, needs_of
 from dovetail.state.pool import Pool
 
 BOUND, STATE = 4.0, 2.0  # of the error of rounding the result alone: for a step, and for a recurrent state

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.group import GROUPS
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import holder, make
-from dovetail.core.part import KINDS, Part, walk, weights_of
-from dovetail.core.scope import Scope
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.groups import GROUPS
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import holder, make
+from dovetail.spec.part import KINDS, Part, walk, weights_of
+from dovetail.spec.scope import Scope
 
 NEAR = 1e-6  # relative to the largest expected number: literals have about eight digits
 

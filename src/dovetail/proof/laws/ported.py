@@ -16,17 +16,17 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dovetail.construction import build, generator
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import declared
-from dovetail.core.module import tensor_at
+from dovetail.base.errors import SpecError
 from dovetail.disk.yaml import parse_yaml
 from dovetail.files.spec import from_yaml
 from dovetail.hf.dialect import DIALECTS
 from dovetail.hf.field import value_at
 from dovetail.hf.hf import Ported, export_tensors, from_hf, import_tensors, to_hf
-from dovetail.model import Model
+from dovetail.model.construction import build, generator
+from dovetail.model.model import Model
+from dovetail.nn.module import tensor_at
 from dovetail.proof.laws.case import DTYPE, Case, NotApplicable, law
+from dovetail.spec.fold import declared
 
 # transformers computes rotary angles and norms in float32 in any dtype, so its float64 outputs have float32 errors; they are
 # largest for T5, whose scores are not scaled

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dovetail.construction import generator
-from dovetail.core.group import Position
-from dovetail.core.layout import TokenLayout
-from dovetail.core.part import walk_spec
-from dovetail.model import Model
+from dovetail.model.construction import generator
+from dovetail.model.model import Model
+from dovetail.nn.groups import Position
+from dovetail.nn.layout import TokenLayout
 from dovetail.proof.laws.case import ARRANGEMENTS, BATCH, LENGTHS, Case, N, NotApplicable, law, rows_of
 from dovetail.proof.laws.sequence import LAYOUTS, CaseDecoder, behind, decodes
+from dovetail.spec.part import walk_spec
 from dovetail.state.pool import Layout
 
 IMAGES = (((0, 8),), ((0, 5), (9, 12)), ((0, 11),))  # per row: the tokens that have coordinates of their own

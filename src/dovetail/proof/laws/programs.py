@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx
-from dovetail.core.errors import StateError
-from dovetail.core.layout import TokenLayout
+from dovetail.base.errors import StateError
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.layout import TokenLayout
 from dovetail.proof.laws.case import BATCH, DTYPE, LENGTHS, Case, N, law
 from dovetail.proof.laws.sequence import LAYOUTS, CaseDecoder, decodes
 from dovetail.state import saved

@@ -3,6 +3,7 @@
     x decode(encode(W))ᵀ   =   the quantized leaf of W                    fused kernels within a stated bound (`bounded`)
     |w − decode(encode(w))|  is the distance to the nearest level, and the levels cover the group: at most half a step
     encode(decode(t)) = t   on the same grid               declared tensors are the stored ones, bit for bit and in size
+    rows decode as they do among copies of themselves: what fills up a block of scales, or of codes, changes no grid
 
 Every matrix of a spec is quantized, neighbors in different formats, and compared with a model that stores the decoded matrices
 (and, where a format rounds activations, reads rounded ones):
@@ -15,21 +16,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dovetail.construction import generator
-from dovetail.core.linear import Linear, Rows
-from dovetail.model import ModelModule
+from dovetail.model.construction import generator
+from dovetail.model.model import ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.linear import Dense, Linear, Rows
 from dovetail.ops.attend import using
 from dovetail.ops.formats.format import CODES, Format, Grid
 from dovetail.ops.formats.kinds import FP8, NF4, Int4, Int8
 from dovetail.proof.laws.case import IDENTITY, Case, NotApplicable, law, perturbed
 from dovetail.proof.laws.replaced import paths
-from dovetail.weights.quantization.leaf import QuantizedLinear
+from dovetail.weights.quantization.leaf import QuantizedLeaf, store_quantized
 from dovetail.weights.quantization.recipe import candidates, leaf_at, put_leaf, quantized_leaves, tied_to
 
 COARSEST = 0.8  # · 2^(−bits / 2): the largest error of a normal matrix, relative to it, in root mean squares
 LARGEST = 12  # inputs per group: a few groups in the small matrices of a law
 PACKED = (Int8(), Int4(group=32), Int4(group=64, zero_point=True))  # formats with a fast kernel
 PACKED_ROWS, PACKED_OUT, PACKED_INP = (1, 3, 8, 64), 58, 192
+ALONE, COPIES = 2, 256  # rows, and copies of them: more scales than any format stores together
 ROUNDING = 1e-6  # of a value in units of its scale: codes of fp8 are rounded from float32
 
 
@@ -62,16 +65,16 @@ def quantized_model(case: Case, recipe: dict[str, Format]) -> ModelModule:
     return model
 
 
-class Rounding(Linear):
-    """A dense leaf that rounds each token to the nearest of 255 even levels up to its largest value, which x Wᵀ then reads."""
+class Rounding(Dense):
+    """A dense W; each token is rounded to the nearest of 255 even levels up to its largest value, which x Wᵀ then reads."""
 
-    exact = frozenset({"grouped"})  # type: ignore[assignment]
+    exact = frozenset({"grouped"})
 
-    def multiply(self, input: Tensor) -> Tensor:
-        return super().multiply(_rounded(input))
+    def multiply(self, leaf: Linear, x: Tensor, ctx: Ctx | None) -> Tensor:
+        return super().multiply(leaf, _rounded(x), ctx)
 
-    def multiply_grouped(self, x: Tensor, rows: Rows) -> Tensor:
-        return super().multiply_grouped(_rounded(x), rows)
+    def grouped(self, leaf: Linear, x: Tensor, rows: Rows, ctx: Ctx | None) -> Tensor:
+        return super().grouped(leaf, _rounded(x), rows, ctx)
 
 
 def _rounded(x: Tensor) -> Tensor:
@@ -84,10 +87,10 @@ def decoded_model(case: Case, quantized: ModelModule) -> ModelModule:
     model = perturbed(case.spec, case.seed)
     for path, leaf in quantized_leaves(quantized):
         dense = leaf_at(model, path)
-        dense.weight.data.copy_(leaf.format.decode(leaf.stored(), leaf.in_features))
+        dense.weight.data.copy_(leaf.format.decode(leaf.stored(), leaf.shape[-1]))
         if leaf.format.rounds_inputs:
             for same in (path, *tied_to(case.spec, path)):  # a dense layer that shares weights has leaves of its own
-                leaf_at(model, same).__class__ = Rounding
+                leaf_at(model, same).storage = Rounding()
     return model
 
 
@@ -107,6 +110,7 @@ def quantized(case: Case) -> None:
     with torch.no_grad():
         for path, leaf in quantized_leaves(model):
             _nearest(case, path, leaf_at(plain, path), leaf.format, leaf.stored())
+            _copies(case, path, leaf_at(plain, path).weight, leaf.format)
         dense = decoded_model(case, model)
         got, want = (paths(case.of(one)) for one in (model, dense))
         for name, output in got.items():
@@ -122,28 +126,30 @@ def _packed(case: Case) -> None:
     draw = generator(case.seed, "packed")
     for format in PACKED:
         leaf, other = (_random_leaf(format, draw) for _ in range(2))
-        x = torch.randn(max(PACKED_ROWS), leaf.in_features, generator=draw, dtype=torch.float64).bfloat16()
+        x = torch.randn(max(PACKED_ROWS), leaf.shape[-1], generator=draw, dtype=torch.float64).bfloat16()
         for rows in PACKED_ROWS:
             _as_exact(case, leaf, x[:rows], f"{format}, {rows} rows")
-        leaf.load_state_dict(other.state_dict())
+        leaf.leaf.load_state_dict(other.leaf.state_dict())
         _as_exact(case, leaf, x[:1], f"{format}, after other codes were loaded")
 
 
-def _random_leaf(format: Format, draw: torch.Generator) -> QuantizedLinear:
+def _random_leaf(format: Format, draw: torch.Generator) -> QuantizedLeaf:
     w = torch.randn(PACKED_OUT, PACKED_INP, generator=draw, dtype=torch.float64).bfloat16()
     w *= torch.linspace(0.5, 2, PACKED_INP).bfloat16()  # scales differ by group
     leaf = Linear(w.shape)
     leaf.weight = torch.nn.Parameter(w + 0.1)  # zero points differ from the center
-    return QuantizedLinear.of(leaf, format, format.encode(leaf.weight.detach()))
+    return store_quantized(leaf, format, format.encode(leaf.weight.detach()))
 
 
-def _as_exact(case: Case, leaf: QuantizedLinear, x: Tensor, what: str) -> None:
+def _as_exact(case: Case, leaf: QuantizedLeaf, x: Tensor, what: str) -> None:
     """|fast − exact| ≤ 4 · |reference − exact| + 4 ulp of the largest output (ops/formats/kernels.py)."""
-    exact = x.double() @ leaf.format.decode(leaf.stored(), leaf.in_features).double().T
+    exact = x.double() @ leaf.format.decode(leaf.stored(), leaf.shape[-1]).double().T
     with using("reference"):
-        slow = leaf(x).double()
+        slow = leaf.leaf(x).double()
     bound = 4 * (slow - exact).abs().max() + 4 * torch.finfo(x.dtype).eps * exact.abs().max()
-    case.true(bool((leaf(x).double() - exact).abs().max() <= bound), f"{what}: the kernel is not as exact as the reference")
+    case.true(
+        bool((leaf.leaf(x).double() - exact).abs().max() <= bound), f"{what}: the kernel is not as exact as the reference"
+    )
 
 
 def _nearest(case: Case, path: str, leaf: Linear, format: Format, tensors: dict[str, Tensor]) -> None:
@@ -169,6 +175,13 @@ def _nearest(case: Case, path: str, leaf: Linear, format: Format, tensors: dict[
     )
     again = format.encode(decoded, tensors)[CODES]
     case.same(again.float(), tensors[CODES].float(), f"{path}: codes of {format}, encoded again", IDENTITY)
+
+
+def _copies(case: Case, path: str, weight: Tensor, format: Format) -> None:
+    """The first rows of a matrix by themselves, and among copies of them."""
+    few = weight.flatten(0, -2)[:ALONE]
+    alone, among = (format.decode(format.encode(rows), few.shape[-1]) for rows in (few, few.repeat(COPIES, 1)))
+    case.same(alone, among[: len(few)], f"{path}: rows in {format}, and the same rows among copies", IDENTITY)
 
 
 def _distances(format: Format, units: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from dovetail.core.errors import FileError
+from dovetail.base.errors import FileError
 from dovetail.disk.atomic import write_atomically
 from dovetail.disk.untrusted import parse_object, read_regular
 from dovetail.proof.laws.law import Outcome

@@ -1,11 +1,11 @@
-"""Law 23, replaced: every path of a model uses its linear leaves, whatever class they are.
+"""Law 23, replaced: every path of a model uses its linear leaves, however they store their matrix.
 
-    W + u vᵀ as a leaf of another class   =   W + u vᵀ stored as the weight
+    W + u vᵀ in a storage of two terms   =   W + u vᵀ stored as the weight
 
-All linear leaves of a spec are replaced at once by leaves that never store the sum, and compared with a model that stores it:
+The storage of all linear leaves of a spec is replaced by one that never holds the sum, and compared with a model that does:
 the reference kernels and the fast ones, the loss, a KV cache fed token by token (MLA decodes in its absorbed form). A path that
-reads the stored weight misses u vᵀ. In a second run the leaves declare that they have no exact matrix, and a path that takes it
-all the same gets W alone. Tensor parallel, training and saving refuse such a leaf by its name (`core/declared_tensors.py`).
+reads the stored weight misses u vᵀ. In a second run the storage declares that it has no exact matrix, and a path that takes it
+all the same gets W alone. Tensor parallel, training and saving refuse such a leaf by its name (`nn/declared_tensors.py`).
 """
 
 from __future__ import annotations
@@ -16,48 +16,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dovetail.construction import generator
-from dovetail.core.ctx import Losses
-from dovetail.core.linear import Linear, Offer, Rows
-from dovetail.core.module import holder
-from dovetail.model import ModelModule
+from dovetail.model.construction import generator
+from dovetail.model.model import ModelModule
+from dovetail.nn.ctx import Ctx, Losses
+from dovetail.nn.linear import EXACT, Dense, Linear, Offer, Rows
 from dovetail.ops.attend import using
 from dovetail.proof.laws.case import BATCH, Case, N, law, perturbed
 from dovetail.proof.laws.sequence import CaseDecoder
 
 SPREAD = 0.5  # of u and v: enough that no output stays the same
 STEPS = 3
-EXACT: dict[str, frozenset[Offer]] = {"with a matrix": Linear.exact, "without a matrix": Linear.exact - {"matrix"}}
+FORMS: dict[str, frozenset[Offer]] = {"with a matrix": EXACT, "without a matrix": EXACT - {"matrix"}}
 
 
-class LowRank(Linear):
+class LowRank(Dense):
     """W + u vᵀ: u (…, out, 1), v (…, 1, inp)."""
 
-    def __init__(self, of: Linear, u: Tensor, v: Tensor, exact: frozenset[Offer]) -> None:
-        nn.Module.__init__(self)
-        self.adapter = None
-        self.in_features, self.out_features = of.in_features, of.out_features
-        self.of, self.u, self.v, self.exact = of, u, v, exact
+    def __init__(self, u: Tensor, v: Tensor, exact: frozenset[Offer]) -> None:
+        self.u, self.v, self.exact = u, v, exact
 
-    def forward(self, input: Tensor) -> Tensor:
+    def multiply(self, leaf: Linear, x: Tensor, ctx: Ctx | None) -> Tensor:
         """(…, inp) -> (…, out)."""
-        return self.of(input) + F.linear(F.linear(input, self.v.to(input.dtype)), self.u.to(input.dtype))
+        return super().multiply(leaf, x, ctx) + F.linear(F.linear(x, self.v.to(x.dtype)), self.u.to(x.dtype))
 
-    def grouped(self, x: Tensor, rows: Rows) -> Tensor:
+    def grouped(self, leaf: Linear, x: Tensor, rows: Rows, ctx: Ctx | None) -> Tensor:
         """x (rows, inp) -> (rows, out)."""
-        return self.of.grouped(x, rows) + rows.multiply(rows.multiply(x, self.v), self.u)
+        return super().grouped(leaf, x, rows, ctx) + rows.multiply(rows.multiply(x, self.v), self.u)
 
-    def dense_dtype(self) -> torch.dtype:
-        """That of the leaf that it stands in for."""
-        return self.of.dense_dtype()
-
-    def matrix(self) -> Tensor:
+    def dense(self, leaf: Linear) -> Tensor:
         """The sum, where it is declared; W alone where it is not, so that who takes it all the same is caught."""
-        return self.of.matrix() + self.u @ self.v if "matrix" in self.exact else self.of.matrix()
-
-    def extra_repr(self) -> str:
-        """Nothing beside what it stands in for."""
-        return ""
+        return leaf.weight + self.u @ self.v if "matrix" in self.exact else leaf.weight
 
 
 def leaves(model: ModelModule) -> Iterator[tuple[str, Linear]]:
@@ -73,12 +61,11 @@ def added(path: str, leaf: Linear, seed: int) -> tuple[Tensor, Tensor]:
     return SPREAD * u, SPREAD * v * inp**-0.5
 
 
-def with_leaves(case: Case, exact: frozenset[Offer] = Linear.exact) -> ModelModule:
-    """The model with every linear leaf replaced."""
+def with_leaves(case: Case, exact: frozenset[Offer] = EXACT) -> ModelModule:
+    """The model with the storage of every linear leaf replaced."""
     model = perturbed(case.spec, case.seed)
     for path, leaf in leaves(model):
-        owner, name = holder(model, path)
-        owner.add_module(name, LowRank(leaf, *added(path, leaf, case.seed), exact))
+        leaf.storage = LowRank(*added(path, leaf, case.seed), exact)
     return model
 
 
@@ -91,12 +78,18 @@ def with_sums(case: Case) -> ModelModule:
     return model
 
 
-@law(23, "replaced", "every path uses the linear leaves of a model, also leaves of another class", "values", budget=1.0)
+@law(
+    23,
+    "replaced",
+    "every path uses the linear leaves of a model, also in another storage",
+    "values",
+    budget=1.0,
+)
 @torch.no_grad()
 def replaced(case: Case) -> None:
     """Compare leaves that never store the sum with stored sums, with exact matrices and without; in the suite, one of both."""
     want = paths(case.of(with_sums(case)))
-    for how, exact in case.alternating(list(EXACT.items()), len(EXACT)):
+    for how, exact in case.alternating(list(FORMS.items()), len(FORMS)):
         got = paths(case.of(with_leaves(case, exact)))
         for name, output in got.items():
             case.same(output, want[name], f"{name}: leaves {how} and stored sums")

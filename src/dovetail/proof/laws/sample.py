@@ -1,4 +1,4 @@
-"""Sampled specs: every slot has a random kind of its group, every field a random one of its part's `SAMPLES`.
+"""Sampled specs: every slot has a random kind of its group, every field a random one of its part's `samples`.
 
 Pinned places (place -> value) have the pinned value. A random combination of many parts is rarely legal: a field that `check`
 refuses gets its default, and where that is no help its layer is sampled again.
@@ -15,11 +15,12 @@ from functools import cache
 from typing import Any
 
 from dovetail import parts as _registered  # noqa: F401  registers every kind before specs are sampled
-from dovetail.core.check import problems
-from dovetail.core.errors import SpecError
-from dovetail.core.group import CrossMixer, Earlier, Embed, Head, Mask, Mixer, Mtp, Position
-from dovetail.core.part import KINDS, Part, field_types, from_data
-from dovetail.model import Block, Model
+from dovetail.base.errors import SpecError
+from dovetail.model.model import Model
+from dovetail.nn.block import Block
+from dovetail.nn.groups import CrossMixer, Earlier, Embed, Head, Mask, Mixer, Mtp, Position
+from dovetail.spec.check import problems
+from dovetail.spec.part import KINDS, Part, field_types, from_data
 
 FAMILIES = ("decoder", "encoder", "seq2seq", "vision")
 SIZES = {"width": 28, "vocab": 62}  # all different and none a power of two, so that a transpose changes a shape
@@ -82,7 +83,7 @@ def fields(kind: str) -> tuple[tuple[str, type[Part] | None, bool], ...]:
 def sampled(kind: str) -> dict[str, dict[str, Any]]:
     """field -> {repr of the value: the value as plain data} for the samples of a kind."""
     cls = KINDS[kind]
-    return {name: {_repr(cls, kind, name, value): value for value in values} for name, values in cls.SAMPLES.items()}
+    return {name: {_repr(cls, kind, name, value): value for value in values} for name, values in cls.proof.samples.items()}
 
 
 def _repr(cls: type[Part], kind: str, name: str, value: Any) -> str:

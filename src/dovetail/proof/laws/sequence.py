@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail.core.ctx import Ctx, Listener
-from dovetail.core.layout import TokenLayout
+from dovetail.nn.ctx import Ctx, Listener
+from dovetail.nn.layout import TokenLayout
 from dovetail.proof.laws.case import ARRANGEMENTS, BATCH, DTYPE, LENGTHS, Broken, Case, N, NotApplicable, law, rows_of
 from dovetail.state.pool import Layout, Pool
 

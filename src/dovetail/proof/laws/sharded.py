@@ -28,16 +28,15 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from dovetail.construction import generator
-from dovetail.core.ctx import Ctx, Losses
-from dovetail.core.draws import Draws
-from dovetail.core.errors import SpecError
-from dovetail.core.group import Embed, Head, Mixer
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import tensor_at
-from dovetail.core.part import walk_spec
+from dovetail.base.errors import SpecError
 from dovetail.files.spec import from_yaml, to_yaml
-from dovetail.model import Model, ModelModule
+from dovetail.model.construction import generator
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.ctx import Ctx, Losses
+from dovetail.nn.draws import Draws
+from dovetail.nn.groups import Embed, Head, Mixer
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import tensor_at
 from dovetail.parallel.collective import joined, summed
 from dovetail.parallel.context import check_split, split_ctx, whole_encoder_output
 from dovetail.parallel.mesh import make_mesh
@@ -46,6 +45,7 @@ from dovetail.parallel.shard import fully_shard_model, tensor_parallel
 from dovetail.proof.laws.adapted import perturb
 from dovetail.proof.laws.case import RELATION, Case, NotApplicable, law, perturbed
 from dovetail.proof.laws.sharded_batch import Batch, RunResult, gaps_of, initial_gaps, pipeline_gaps, random_labels
+from dovetail.spec.part import walk_spec
 from dovetail.weights.adapters.attach import adaptable, attach
 
 How = Literal["tp", "fsdp", "sequence", "ring", "pipeline", "adapters"]

@@ -15,21 +15,21 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from dovetail.construction import build, generator
-from dovetail.core.ctx import Ctx, Losses
-from dovetail.core.draws import Draws
-from dovetail.core.errors import SpecError
-from dovetail.core.layout import TokenLayout
-from dovetail.core.loss import IGNORED, LossSum
-from dovetail.core.module import tensor_at
-from dovetail.core.scope import Scope
-from dovetail.model import Model
+from dovetail.base.errors import SpecError
+from dovetail.model.construction import build, generator
+from dovetail.model.model import Model
+from dovetail.nn.ctx import Ctx, Losses
+from dovetail.nn.draws import Draws
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.loss import IGNORED, LossSum
+from dovetail.nn.module import tensor_at
 from dovetail.parallel.construction import build_sharded, local
 from dovetail.parallel.context import piece
 from dovetail.parallel.pipeline import Piece, Pipeline
 from dovetail.parallel.shard import fully_shard_model, tensor_parallel
 from dovetail.parallel.stage import Stage, keep_stage
 from dovetail.proof.laws.case import perturbed
+from dovetail.spec.scope import Scope
 
 # of the largest gradient: one that is smaller is compared at this scale, since it is zero but for rounding, or comes from
 # probabilities so near 0 and 1 that their differences cancel (changing the weights by 1e-16 moves it by 1e-9 of itself)

@@ -18,23 +18,24 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from dovetail.account import Account, mtp_flops
-from dovetail.construction import build
-from dovetail.core.check import check
-from dovetail.core.ctx import Ctx, Listener, Losses
-from dovetail.core.draws import Draws
-from dovetail.core.errors import DovetailError, StateError
-from dovetail.core.fold import attention_flops, declared, matmul_flops, parameters, state_values, states, taps
-from dovetail.core.group import Mask, PositionModule, Scaling
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import tensor_at
-from dovetail.core.part import KINDS, join, walk, walk_spec
+from dovetail.base.errors import DovetailError, StateError
 from dovetail.files.model_dir import save
 from dovetail.files.spec import from_yaml, to_yaml
 from dovetail.hf.load import load
-from dovetail.model import BlockModule, Model
+from dovetail.model.construction import build
+from dovetail.model.model import Model
+from dovetail.nn.block import BlockModule
+from dovetail.nn.ctx import Ctx, Listener, Losses
+from dovetail.nn.draws import Draws
+from dovetail.nn.groups import Mask, PositionModule, Scaling
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import tensor_at
 from dovetail.ops import attend
 from dovetail.proof.laws.case import BATCH, DTYPE, IDENTITY, Case, N, NotApplicable, law
 from dovetail.proof.laws.kernel import loss_of
+from dovetail.spec.check import check
+from dovetail.spec.fold import attention_flops, declared, matmul_flops, parameters, state_values, states, taps
+from dovetail.spec.part import KINDS, join, walk, walk_spec
 from dovetail.state.frame import SourceView
 from dovetail.state.pool import Pool
 
@@ -129,7 +130,8 @@ def round_trip(case: Case) -> None:
 @law(10, "tapped", "every tap fires once at its address; patching a tap with itself changes nothing")
 @torch.no_grad()
 def tapped(case: Case) -> None:
-    """Replace the value of every tap by a copy, and compare; then check that the residual stream is the sum of the branches."""
+    """Read every tap, which changes no bit; replace its value by a copy, and compare; then check that the residual stream is
+    the sum of the branches."""
     fired: Counter[str] = Counter()
     values: dict[str, Tensor] = {}
 
@@ -140,7 +142,9 @@ def tapped(case: Case) -> None:
 
     with attend.using("reference"):
         want = case.run()
+        read = case.run(taps=Listener({"*": lambda *_: None}))
         got = case.run(taps=Listener({"*": listen}))
+    case.same(read, want, "reading every tap", IDENTITY)
     case.same(got, want, "patching every tap with itself")
     head = [] if case.spec.head is None else taps(case.spec)
     expected = {*(head or taps(case.spec))}
@@ -203,11 +207,11 @@ def every_field(case: Case) -> None:
     """Change each field of each part to another of its samples, and compare everything that a field could change. Where this
     changes nothing, the other values are tested, too: `kv_heads: null` is as many as `heads`."""
     tested, mine = 0, SpecFingerprint(case.spec, case.seed)
-    idle = {join(path, name) for path, part, scope in walk(case.spec) for name in part.idle(scope)}
+    idle = {join(path, name) for path, part, scope in walk(case.spec) for name in part.proof.idle(part, scope)}
     for path, part in walk_spec(case.spec):
         if LATER_LAYER.search(path):
             continue  # the first layer of each stack is enough for one spec
-        for name, values in part.SAMPLES.items():
+        for name, values in part.proof.samples.items():
             if join(path, name) in idle or not case.turn(join(path, name)):
                 continue
             now, equal = getattr(part, name), False

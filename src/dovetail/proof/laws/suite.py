@@ -19,11 +19,10 @@ from typing import Any
 
 import torch
 
-from dovetail.core.extensions import load_parts, loaded
-from dovetail.core.part import walk, walk_spec
+from dovetail.base.extensions import load_parts, loaded
 from dovetail.data.executors import end_with_parent
 from dovetail.files.spec import from_yaml, load_spec, to_yaml, zoo
-from dovetail.model import Model
+from dovetail.model.model import Model
 from dovetail.proof.laws import (  # noqa: F401  each registers its laws
     adapted,
     compiled,
@@ -50,6 +49,7 @@ from dovetail.proof.laws.cover import PairCover, quick_specs
 from dovetail.proof.laws.law import Covers, Outcome
 from dovetail.proof.laws.oracle import check_oracles, grouped_kinds, kinds_to_test
 from dovetail.proof.laws.record import Record
+from dovetail.spec.part import walk, walk_spec
 
 OWN_NUMBER = "own_number"  # law 14: it tests kinds, not specs
 WORKERS = 2
@@ -137,7 +137,7 @@ def exceptions(spec: Model) -> dict[str, list[tuple[str, str]]]:
     """law -> [(kind, reason)]: the exceptions that the parts of a spec declare."""
     by_law: dict[str, list[tuple[str, str]]] = {}
     for _, part, scope in walk(spec):
-        for name, reason in part.excepts(scope).items():
+        for name, reason in part.proof.excepts(part, scope).items():
             for law in (name, *(other.name for other in LAWS.values() if name in other.excepted_with)):
                 if (part.kind, reason) not in by_law.setdefault(law, []):
                     by_law[law].append((part.kind, reason))

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import FileError, UsageError
+from dovetail.base.errors import FileError, UsageError
 from dovetail.proof.compare.comparison import EXACT, Progress, short
 from dovetail.proof.compare.opening import EMITTED, SideLike, label_of, local
 from dovetail.proof.compare.sides import ModelSide, Side, in_dtype

@@ -19,8 +19,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dovetail.core.errors import FileError, names_or_nearest, printable
-from dovetail.core.limits import ROLLOUT_BYTES, ROLLOUT_LINE_BYTES, ROLLOUT_LINES, ROLLOUT_TOKENS, ROLLOUT_TOTAL
+from dovetail.base.errors import FileError, names_or_nearest, printable
+from dovetail.base.limits import ROLLOUT_BYTES, ROLLOUT_LINE_BYTES, ROLLOUT_LINES, ROLLOUT_TOKENS, ROLLOUT_TOTAL
 from dovetail.disk.untrusted import open_regular, parse_object, problem
 from dovetail.proof.rollouts.sampling import Settings
 

@@ -14,13 +14,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import FileError, NonFiniteError, SpecError
-from dovetail.core.fold import position_limit
+from dovetail.base.errors import FileError, NonFiniteError, SpecError
 from dovetail.decoding.generation import check_generates
 from dovetail.proof.compare.float64 import float32_islands_widened
 from dovetail.proof.compare.prompt import Prompt
 from dovetail.proof.compare.sides import Side
 from dovetail.proof.rollouts.file import Rollout
+from dovetail.spec.fold import position_limit
 
 BATCH_TOKENS = 4096  # per forward pass, where one row is not longer
 MOST_VALUES = 2**26  # logits that are in memory at once per side

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator
 from math import exp, log
 from typing import Any
 
-from dovetail.core.errors import DovetailError
-from dovetail.core.fold import declared
-from dovetail.core.module import tensor_at
+from dovetail.base.errors import DovetailError
 from dovetail.hf.field import value_at
-from dovetail.model import Model, ModelModule
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.module import tensor_at
 from dovetail.proof.compare.candidates import UNRUNNABLE, Candidate, with_tensors
 from dovetail.proof.compare.field_candidates import field_candidates, layer_candidates, show
 from dovetail.proof.rollouts.fit import golden_section
+from dovetail.spec.fold import declared
 
 OUTER = frozenset({"layers", "encoder", "init", "width", "vocab", "dropout", "mtp"})
 FITTED, NEAREST = 14, 1e-3  # steps of golden section for a number; the relative distance at which it ends

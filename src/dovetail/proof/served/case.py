@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-from dovetail.core.errors import DovetailError
+from dovetail.base.errors import DovetailError
 from dovetail.proof.answers import Answer, Step
 from dovetail.proof.laws.law import LawCase, Laws
 from dovetail.proof.served.client import ServerClient

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dovetail.core.errors import FileError, names_or_nearest
+from dovetail.base.errors import FileError, names_or_nearest
 from dovetail.proof.answers import Answer, UnreadableAnswer
 from dovetail.proof.http import BadStatus
 from dovetail.proof.laws.law import NotApplicable

@@ -6,7 +6,7 @@ import dataclasses as dc
 from collections.abc import Sequence
 from typing import Any
 
-from dovetail.core.limits import ANSWER_SECONDS
+from dovetail.base.limits import ANSWER_SECONDS
 from dovetail.proof.served import features, function
 from dovetail.proof.served.case import LONGEST, SERVED, Served
 from dovetail.proof.served.client import DryRun, HttpClient

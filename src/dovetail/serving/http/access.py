@@ -7,7 +7,7 @@ import ipaddress
 from collections.abc import Sequence
 from pathlib import Path
 
-from dovetail.core.errors import FileError, UsageError, install_command
+from dovetail.base.errors import FileError, UsageError, install_command
 from dovetail.disk.untrusted import read_regular
 
 PACKAGES = ("fastapi", "uvicorn", "starlette", "prometheus_client")  # of the extra `serve`

@@ -16,7 +16,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from dovetail.core.errors import InputError
+from dovetail.base.errors import InputError
 from dovetail.serving.client import LOG
 from dovetail.serving.http.base_schema import Body
 from dovetail.serving.http.body import read_body

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from dovetail.core.errors import InputError, SpecError
+from dovetail.base.errors import InputError, SpecError
 from dovetail.decoding.generation import Vocabulary
 from dovetail.serving.client import Busy, Client, EngineDead
 from dovetail.serving.http.adapters import AdapterRoutes, LoadBody, UnloadBody

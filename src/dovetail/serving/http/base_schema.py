@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
 
-from dovetail.core.limits import PROMPT_CHARACTERS, REQUEST_ITEMS
+from dovetail.base.limits import PROMPT_CHARACTERS, REQUEST_ITEMS
 
 MAX_ID = 2**31 - 1
 Text = Annotated[str, Field(max_length=PROMPT_CHARACTERS)]

@@ -12,7 +12,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from dovetail.core.limits import REQUEST_BYTES, REQUEST_DISCARDED, REQUEST_ITEMS, REQUEST_SECONDS
+from dovetail.base.limits import REQUEST_BYTES, REQUEST_DISCARDED, REQUEST_ITEMS, REQUEST_SECONDS
 from dovetail.serving.http.errors import ApiError, Unreadable
 
 M = TypeVar("M", bound=BaseModel)

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from dovetail.core.errors import names_or_nearest
-from dovetail.core.limits import CHAT_MESSAGES, MAX_NEW_TOKENS, REQUEST_TOOLS
+from dovetail.base.errors import names_or_nearest
+from dovetail.base.limits import CHAT_MESSAGES, MAX_NEW_TOKENS, REQUEST_TOOLS
 from dovetail.serving.http.base_schema import Body, Ids, Name, Short, Text, first_is
 from dovetail.serving.http.schema import GenerationBody, Logprobs
 from dovetail.serving.http.tool_schema import CHOICES, NO_TOOL, Called, Choice, NamedTool, Tool, ToolChoice, Tools

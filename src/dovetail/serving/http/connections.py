@@ -23,7 +23,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from dovetail.core.limits import REQUEST_HEADER_BYTES, REQUEST_HEADER_SECONDS
+from dovetail.base.limits import REQUEST_HEADER_BYTES, REQUEST_HEADER_SECONDS
 from dovetail.serving.client import LOG
 from dovetail.serving.http.errors import ApiError
 

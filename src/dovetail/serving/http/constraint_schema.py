@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from dovetail.core.limits import GRAMMAR_CHARACTERS, GRAMMAR_CHOICES
+from dovetail.base.limits import GRAMMAR_CHARACTERS, GRAMMAR_CHOICES
 from dovetail.serving.http.base_schema import Body, Short
 from dovetail.text.grammar import Grammar, given_grammars, json_grammar
 

@@ -20,8 +20,8 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from dovetail.core.errors import FileError
-from dovetail.core.limits import REQUEST_INPUTS
+from dovetail.base.errors import FileError
+from dovetail.base.limits import REQUEST_INPUTS
 from dovetail.decoding.embedding import shortened
 from dovetail.serving.http.base_schema import MAX_ID, Body, Ids, Short, Text, first_is
 from dovetail.serving.http.body import read_body

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from dovetail.core.errors import InputError, SpecError, printable
+from dovetail.base.errors import InputError, SpecError, printable
 from dovetail.serving.client import LOG, Busy, EngineDead, EngineRestarting
 
 TYPES = {

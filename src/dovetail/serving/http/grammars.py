@@ -29,8 +29,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dovetail.core.errors import UsageError
-from dovetail.core.limits import (
+from dovetail.base.errors import UsageError
+from dovetail.base.limits import (
     GRAMMAR_LIMITS,
     GRAMMAR_MEMORY,
     GRAMMAR_QUICK_SECONDS,

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dovetail.core.limits import REQUEST_HEADER_BYTES
+from dovetail.base.limits import REQUEST_HEADER_BYTES
 from dovetail.serving.http.connections import headers_too_long
 from dovetail.serving.http.errors import ApiError
 from dovetail.serving.http.options import ANY, LOCAL, Options

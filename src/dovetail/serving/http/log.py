@@ -19,7 +19,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dovetail.core.errors import printable
+from dovetail.base.errors import printable
 from dovetail.serving.client import LOG, LogFormat
 from dovetail.serving.http.run import Run
 

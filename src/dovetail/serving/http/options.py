@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from dovetail.core.errors import UsageError, printable
-from dovetail.core.limits import ADDRESS_CONNECTIONS
-from dovetail.core.option import Option
-from dovetail.core.option_group import OptionGroup
+from dovetail.base.errors import UsageError, printable
+from dovetail.base.limits import ADDRESS_CONNECTIONS
+from dovetail.base.option import Option
+from dovetail.base.option_group import OptionGroup
 from dovetail.text.tool_calls.parser import parser_named
 
 LOCAL = ("127.0.0.1", "localhost", "::1")

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from dovetail.core.errors import FileError
-from dovetail.core.limits import RENDERS_AT_ONCE, RENDERS_WAITING
+from dovetail.base.errors import FileError
+from dovetail.base.limits import RENDERS_AT_ONCE, RENDERS_WAITING
 from dovetail.decoding.generation import Vocabulary
 from dovetail.serving.client import Busy
 from dovetail.serving.http.chat_schema import ChatFields

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
-from dovetail.core.limits import (
+from dovetail.base.limits import (
     MAX_NEW_TOKENS,
     MAX_SEED,
     REQUEST_BIASES,

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from fastapi import FastAPI
 
-from dovetail.core.errors import FileError
-from dovetail.core.limits import REQUEST_HEADER_BYTES
+from dovetail.base.errors import FileError
+from dovetail.base.limits import REQUEST_HEADER_BYTES
 from dovetail.serving.client import EngineDead
 from dovetail.serving.http.connections import CONNECTIONS, bounded_protocol
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from dovetail.core.limits import REQUEST_CHOICES
+from dovetail.base.limits import REQUEST_CHOICES
 from dovetail.decoding.generation import Vocabulary
 from dovetail.decoding.sampling import Sampling
 from dovetail.serving.client import Client

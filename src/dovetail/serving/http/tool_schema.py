@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
-from dovetail.core.limits import GRAMMAR_CHARACTERS, REQUEST_TOOLS
+from dovetail.base.limits import GRAMMAR_CHARACTERS, REQUEST_TOOLS
 from dovetail.serving.http.base_schema import Body, Name, Text
 from dovetail.text.grammar import Grammar, json_grammar
 

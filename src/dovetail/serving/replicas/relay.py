@@ -43,7 +43,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dovetail.core.limits import REQUEST_ITEMS
+from dovetail.base.limits import REQUEST_ITEMS
 from dovetail.serving.http.body import ClientGone, read_bytes
 from dovetail.serving.http.errors import ApiError, as_api_error
 from dovetail.serving.http.guard import OPEN, READING, TENANT

@@ -14,10 +14,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dovetail.core.errors import StateError
-from dovetail.core.layout import TokenLayout
-from dovetail.core.softmax import SoftmaxModule
-from dovetail.core.view import Edit, Entries, Scoring
+from dovetail.base.errors import StateError
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.softmax import SoftmaxModule
+from dovetail.nn.view import Edit, Entries, Scoring
 from dovetail.serving.can_serve import Attending
 
 HIDDEN = "vLLM keeps the entries of its KV cache to itself; dovetail.can_serve refuses a spec that reads them"

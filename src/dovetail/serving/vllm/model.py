@@ -1,6 +1,6 @@
 """The models that vLLM runs: the modules of a spec, with vLLM's attention and state layers as their views.
 
-    config.json -> spec -> modules (construction.py) -> the same forward pass as everywhere (model.py), with other views
+    config.json -> spec -> modules (model/construction.py) -> the forward pass of model/model.py, with other views
 
 vLLM passes the tokens of all sequences in one dimension, with the position of each. Which caches a model has, vLLM reads from
 its class, so that there are two: KV caches alone, and recurrent states with or without KV caches. A spec that vLLM cannot serve
@@ -25,24 +25,24 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from dovetail.construction import on_meta, set_constants
-from dovetail.core.ctx import Ctx
-from dovetail.core.declared_tensors import held
-from dovetail.core.errors import FileError, InputError, UsageError
-from dovetail.core.fold import declared
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import tensor_at
-from dovetail.core.part import join
-from dovetail.core.ranks import Ranks
+from dovetail.base.errors import FileError, InputError, UsageError
 from dovetail.hf.own_config import architecture, spec_of
-from dovetail.model import Model
+from dovetail.model.construction import on_meta, set_constants
+from dovetail.model.model import Model
+from dovetail.model.transformer import Transformer
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.declared_tensors import held
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import tensor_at
+from dovetail.nn.ranks import Ranks
 from dovetail.parallel.construction import allocate, local
 from dovetail.parallel.placement import local_slices
 from dovetail.parallel.shard import TensorRanks, tensor_parallel
 from dovetail.serving.can_serve import attending, cut_axes, recurring, require, whole_axes
 from dovetail.serving.vllm.attention import EngineView, attention_layer, scoring_of
 from dovetail.serving.vllm.recurrent import EngineState, StateBlocks, placed_states, rows_layout, state_layer
-from dovetail.transformer import Transformer
+from dovetail.spec.fold import declared
+from dovetail.spec.part import join
 
 Views = list[dict[str, EngineView | EngineState]]
 

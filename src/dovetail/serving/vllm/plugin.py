@@ -6,7 +6,7 @@ imported only where a model runs.
 
 from __future__ import annotations
 
-from dovetail.core.errors import UsageError, install_command
+from dovetail.base.errors import UsageError, install_command
 
 CLASSES = "dovetail.serving.vllm.model"  # has a class of the name of each architecture
 

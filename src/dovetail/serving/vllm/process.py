@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Generator, Sequence
 
-from dovetail.core.errors import DovetailError
+from dovetail.base.errors import DovetailError
 
 SECONDS = 1800.0  # until the server answers: it may read large weights, and compile
 BETWEEN = 0.5  # seconds between two questions whether it does

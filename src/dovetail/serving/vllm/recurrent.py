@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import stored_dtype
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import stored_dtype
 from dovetail.serving.can_serve import Recurring
 
 ALIGNED = 16  # bytes: where a state begins in a block

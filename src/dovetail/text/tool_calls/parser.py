@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dovetail.core.errors import UsageError, names_or_nearest
+from dovetail.base.errors import UsageError, names_or_nearest
 
 ARGUMENTS = "arguments"
 

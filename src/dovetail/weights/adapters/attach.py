@@ -18,17 +18,15 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from dovetail.construction import initial
-from dovetail.core.check import check
-from dovetail.core.declared_tensors import Absent, adapted_leaves
-from dovetail.core.errors import SpecError, nearest
-from dovetail.core.fold import Declared, declared
-from dovetail.core.linear import Adapter, Linear
-from dovetail.core.module import holder
-from dovetail.core.part import from_data
+from dovetail.base.errors import SpecError, nearest
 from dovetail.disk.yaml import parse_yaml
-from dovetail.model import Model, ModelModule
-from dovetail.weights.adapters.dropout import lend_no_more, lend_to
+from dovetail.model.construction import initial
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.declared_tensors import Absent, adapted_leaves
+from dovetail.nn.linear import Adapter, Linear
+from dovetail.spec.check import check
+from dovetail.spec.fold import Declared, declared
+from dovetail.spec.part import from_data
 from dovetail.weights.adapters.kind import AdapterKind, AdapterModule, leaf_path
 
 
@@ -67,13 +65,11 @@ def attach(
     _freeze(model)
     weights = {d.path: d for d in declared(spec)}
     by_weight: dict[str, AdapterModule] = {}
-    for d in (one for one in chosen if leaf_path(one) in leaves):  # of a pipeline, another stage has the others
+    for d in [d for d in chosen if leaf_path(d) in leaves]:  # of a pipeline, another stage has the others
         leaf, owner = leaves[leaf_path(d)], d.weight.same_as or d.path
         if owner not in by_weight:
             by_weight[owner] = _made(kind, weights[owner], leaf, seed, dtype)
         leaf.adapter = by_weight[owner]
-        if kind.draws():
-            lend_to(holder(model, leaf_path(d))[0])
     for path, leaf in leaves.items():
         if leaf.adapter is None:
             raise SpecError(path, "is targeted, but has no adapter", "this is a defect of dovetail; please report it")
@@ -98,7 +94,7 @@ def targeted(kind: AdapterKind, spec: Model) -> list[Declared]:
         owner = d.weight.same_as or d.path
         if owner not in chosen:
             raise SpecError(leaf_path(d), f"uses the weight of {leaf_path(weights[owner])}", "also target that leaf")
-        chosen |= {one.path: one for one in leaves if one.weight.same_as == owner}
+        chosen |= {leaf.path: leaf for leaf in leaves if leaf.weight.same_as == owner}
     if not chosen:
         raise SpecError("targets", f"{', '.join(kind.targets)}: no leaf of this model can be adapted", "name leaves by paths")
     return [d for d in leaves if d.path in chosen]
@@ -157,13 +153,13 @@ def _made(kind: AdapterKind, d: Declared, leaf: Linear, seed: int, dtype: torch.
     """The adapter of a leaf, on its device, with initial values unless that is meta."""
     stored = [*leaf.parameters(), *leaf.buffers()]
     device = stored[0].device
-    own = dtype or leaf.dense_dtype()  # of a quantized leaf, too: its scales may have fewer bits
+    own = dtype or leaf.storage.dense_dtype(leaf)  # of a quantized leaf, too: its scales may have fewer bits
     tensors = kind.declare(d)
     values = {
-        one.weight.name: torch.empty(one.weight.shape(one.scope), dtype=own, device="meta")
+        tensor.weight.name: torch.empty(tensor.weight.shape(tensor.scope), dtype=own, device="meta")
         if device.type == "meta"
-        else initial(one, seed).to(device, own)
-        for one in tensors
+        else initial(tensor, seed).to(device, own)
+        for tensor in tensors
     }
     return kind.adapter()(kind, tensors, values).train(leaf.training)
 
@@ -171,7 +167,7 @@ def _made(kind: AdapterKind, d: Declared, leaf: Linear, seed: int, dtype: torch.
 def match(model: nn.Module) -> None:
     """Set the adapters' parameters that follow from the weights (the lengths of DoRA); again after weights were loaded."""
     for leaf in _owners(model):
-        if leaf.adapter is not None and not any(one.is_meta for one in leaf.parameters()):
+        if leaf.adapter is not None and not any(parameter.is_meta for parameter in leaf.parameters()):
             leaf.adapter.match(leaf)
 
 
@@ -196,7 +192,6 @@ def detach(model: ModelModule) -> None:
     check_bare(model, [leaf.adapter for _, leaf in leaves if isinstance(leaf.adapter, AdapterModule)])
     for _, leaf in leaves:
         leaf.adapter = None
-    lend_no_more(model)
     for path, weight in model.named_parameters():
         if path in model.frozen_by_attach:
             weight.requires_grad_(True)
@@ -217,9 +212,6 @@ class Merged:
         _freeze(self.model)
         for leaf, adapter in self.adapters:
             leaf.adapter = adapter
-        for path, leaf in adapted_leaves(self.model):
-            if isinstance(leaf.adapter, AdapterModule) and leaf.adapter.kind.draws():
-                lend_to(holder(self.model, path)[0])
         self.old, self.adapters = [], []
 
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from dovetail.core.fold import Declared
-from dovetail.core.linear import Linear, Rows
-from dovetail.core.part import register
-from dovetail.core.weight import KV_HEADS, Weight
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.linear import Linear, Rows
+from dovetail.spec.fold import Declared
+from dovetail.spec.part import register
+from dovetail.spec.weight import KV_HEADS, Weight
 from dovetail.weights.adapters.kind import AdapterKind, AdapterModule
 
 HIDDEN = "ffn"  # the axis of the hidden activations of an ffn
@@ -50,15 +51,15 @@ class Ia3Module(AdapterModule):
     def setup(self) -> None:
         self.inputs = bool(self.declared[0].weight.inp)
 
-    def forward(self, leaf: Linear, x: Tensor) -> Tensor:
-        factors = self.l.to(x.dtype)
-        return leaf.multiply(x * factors) if self.inputs else leaf.multiply(x) * factors
+    def forward(self, leaf: Linear, x: Tensor, ctx: Ctx | None) -> Tensor:
+        factors, multiply = self.l.to(x.dtype), leaf.storage.multiply
+        return multiply(leaf, x * factors, ctx) if self.inputs else multiply(leaf, x, ctx) * factors
 
-    def grouped(self, leaf: Linear, x: Tensor, rows: Rows) -> Tensor:
-        factors = self.l.to(x.dtype).index_select(0, rows.expert)
-        return leaf.multiply_grouped(x * factors, rows) if self.inputs else leaf.multiply_grouped(x, rows) * factors
+    def grouped(self, leaf: Linear, x: Tensor, rows: Rows, ctx: Ctx | None) -> Tensor:
+        factors, multiply = self.l.to(x.dtype).index_select(0, rows.expert), leaf.storage.grouped
+        return multiply(leaf, x * factors, rows, ctx) if self.inputs else multiply(leaf, x, rows, ctx) * factors
 
-    def matrix(self, leaf: Linear) -> Tensor:
+    def matrix(self, leaf: Linear, ctx: Ctx | None = None) -> Tensor:
         dense = leaf.dense()
         factors = self.l.to(dense.dtype)
         return dense * (factors[..., None, :] if self.inputs else factors[..., None])

@@ -17,11 +17,11 @@ from typing import Any, ClassVar, Literal, cast
 
 from torch import Tensor, nn
 
-from dovetail.core.fold import Declared
-from dovetail.core.linear import Adapter, Linear, Offer
-from dovetail.core.part import Part, join
-from dovetail.core.scope import Scope
-from dovetail.core.weight import Weight
+from dovetail.nn.linear import Adapter, Linear, Offer
+from dovetail.spec.fold import Declared
+from dovetail.spec.part import Part, join
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import Weight
 
 Tp = Literal["auto", "replicate", "once", "reduce", "inside"]
 
@@ -35,8 +35,8 @@ class AdapterKind(Part):
     targets: tuple[str, ...] = ("linear",)
 
     @classmethod
-    def sugar(cls, data: Any) -> Any:
-        data = super().sugar(data)
+    def from_short_form(cls, data: Any) -> Any:
+        data = super().from_short_form(data)
         if isinstance(data, Mapping) and isinstance(data.get("targets"), str):
             return {**cast("Mapping[str, Any]", data), "targets": [data["targets"]]}
         return data
@@ -48,10 +48,6 @@ class AdapterKind(Part):
     def tensors(self, base: Declared) -> list[Weight]:
         """The tensors that adapt one leaf, from its declared weight; names have no dot."""
         raise NotImplementedError
-
-    def draws(self) -> bool:
-        """Whether its modules draw random numbers in training: they are then lent the Ctx of the part that runs."""
-        return False
 
     def sizes(self) -> dict[str, int]:
         """The axes that it adds to those of the leaf."""
@@ -71,7 +67,7 @@ class AdapterKind(Part):
         scope, at = dc.replace(base.scope.add(**self.sizes()), init=self), join(leaf_path(base), "adapter")
         return tuple(Declared(join(at, w.name), w, scope, self) for w in self.tensors(base))
 
-    # -- the init of its own tensors (core/scope.py)
+    # -- the init of its own tensors (spec/scope.py)
     def std(self, weight: Weight, scope: Scope) -> float:
         """The standard deviation of tensors that are sampled from a normal distribution."""
         return scope.size(*weight.inp) ** -0.5

@@ -26,21 +26,22 @@ Yadav et al. 2023 (TIES); Yu et al. 2023 (DARE).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Self, get_args
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail.core.errors import InputError, UsageError
-from dovetail.core.field import MAX_FACTOR, bounded
-from dovetail.core.fold import Declared
-from dovetail.core.linear import Linear, Offer, Rows
-from dovetail.core.module import at_least_fp32
-from dovetail.core.part import register
-from dovetail.core.random import draw, streams, words
-from dovetail.core.weight import Weight
-from dovetail.weights.adapters.dropout import Borrower, Lent
+from dovetail.base.errors import InputError, UsageError
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.linear import Linear, Offer, Rows
+from dovetail.nn.module import at_least_fp32
+from dovetail.nn.random import draw, streams, words
+from dovetail.spec.field import MAX_FACTOR, bounded
+from dovetail.spec.fold import Declared
+from dovetail.spec.part import register
+from dovetail.spec.weight import Weight
+from dovetail.weights.adapters.dropout import InputDropout
 from dovetail.weights.adapters.kind import AdapterKind, AdapterModule, tp_of
 
 DROPPED: frozenset[Offer] = frozenset({"grouped"})  # what is exact with dropout in training
@@ -58,9 +59,6 @@ class Lora(AdapterKind):
 
     def adapter(self) -> type[AdapterModule]:
         return LoraModule
-
-    def draws(self) -> bool:
-        return self.dropout > 0
 
     def sizes(self) -> dict[str, int]:
         return {RANK: self.rank}
@@ -91,7 +89,7 @@ class Dora(Lora):
         return [*super().tensors(base), length]
 
 
-class LoraModule(Borrower):
+class LoraModule(AdapterModule):
     """a (…, rank, inp), b (…, out, rank)."""
 
     kind: Lora
@@ -102,55 +100,47 @@ class LoraModule(Borrower):
         self.factor, self.p, own = self.kind.factor, self.kind.dropout, self.declared[0]
         self.read_axes, self.experts = own.scope.names(own.weight.inp), own.weight.batch
 
-    def train(self, mode: bool = True) -> Self:
-        self._declare(mode)
-        return super().train(mode)
+    def exact_in(self, ctx: Ctx | None) -> frozenset[Offer]:
+        """With a mask per token no one matrix computes what the leaf does."""
+        return DROPPED if self.p and ctx is not None and ctx.draws is not None else self.exact
 
-    def lend(self, lent: Lent | None) -> None:
-        super().lend(lent)
-        self._declare(self.training if lent is None else lent.ctx.draws is not None)
-
-    def _declare(self, drawing: bool) -> None:
-        """Declare what is exact: with a mask per token no one matrix computes what the leaf does."""
-        self.exact = DROPPED if self.p and drawing else type(self).exact
-
-    def dropped(self, x: Tensor, rows: Rows | None = None) -> Tensor:
+    def dropped(self, leaf: Linear, x: Tensor, ctx: Ctx | None, rows: Rows | None = None) -> Tensor:
         """d ⊙ x in training, else x."""
         if not self.p:
             return x
-        if self.lent is None:
+        if ctx is None:
             if self.training:
-                where = self.declared[0].path.removesuffix(".adapter.a")
                 raise InputError(
-                    f"{where}: dropout is drawn by the seed of a pass, and this leaf runs outside of its part's forward "
-                    "pass; leave it out of the targets, set dropout to 0, or call model.eval()"
+                    f"{leaf.path}: dropout is drawn by the seed of a pass, and this leaf is called without one; give it the "
+                    "ctx, set dropout to 0, or call model.eval()"
                 )
             return x
+        dropout = InputDropout(leaf.path, self.declared[0].scope, self.p)
         if rows is None:
-            return self.lent.drop(x, self.p, self.read_axes)
-        return self.lent.drop_rows(x, self.p, self.read_axes, rows, self.experts, self.a.shape[0])
+            return dropout.drop(x, self.read_axes, ctx)
+        return dropout.drop_rows(x, self.read_axes, rows, self.experts, self.a.shape[0], ctx)
 
-    def forward(self, leaf: Linear, x: Tensor) -> Tensor:
-        y = leaf.multiply(x)
-        h = self.small(x)
+    def forward(self, leaf: Linear, x: Tensor, ctx: Ctx | None) -> Tensor:
+        y = leaf.storage.multiply(leaf, x, ctx)
+        h = self.small(leaf, x, ctx)
         # one kernel multiplies and adds; the sum of two outputs would be a pass over memory of its own
         return torch.addmm(y.flatten(0, -2), h.flatten(0, -2), self.b.to(y.dtype).t()).view(y.shape)
 
-    def small(self, x: Tensor) -> Tensor:
+    def small(self, leaf: Linear, x: Tensor, ctx: Ctx | None) -> Tensor:
         """s · x Aᵀ (…, rank)."""
-        return F.linear(self.dropped(x), self.a.to(x.dtype)) * self.factor
+        return F.linear(self.dropped(leaf, x, ctx), self.a.to(x.dtype)) * self.factor
 
-    def grouped(self, leaf: Linear, x: Tensor, rows: Rows) -> Tensor:
-        return leaf.multiply_grouped(x, rows) + self.change(x, rows)
+    def grouped(self, leaf: Linear, x: Tensor, rows: Rows, ctx: Ctx | None) -> Tensor:
+        return leaf.storage.grouped(leaf, x, rows, ctx) + self.change(leaf, x, rows, ctx)
 
-    def change(self, x: Tensor, rows: Rows) -> Tensor:
+    def change(self, leaf: Linear, x: Tensor, rows: Rows, ctx: Ctx | None) -> Tensor:
         """s · (x Aᵀ) Bᵀ of each row by the factors of its expert."""
-        x = self.dropped(x, rows)
+        x = self.dropped(leaf, x, ctx, rows)
         return rows.multiply(rows.multiply(x, self.a.to(x.dtype)) * self.factor, self.b.to(x.dtype))
 
-    def matrix(self, leaf: Linear) -> Tensor:
-        if self.lent is not None and "matrix" not in self.exact:
-            raise InputError(f"{self.lent.path}: has no one matrix in training with dropout; set dropout to 0")
+    def matrix(self, leaf: Linear, ctx: Ctx | None = None) -> Tensor:
+        if "matrix" not in self.exact_in(ctx):
+            raise InputError(f"{leaf.path}: has no one matrix in training with dropout; set dropout to 0")
         return self.undropped(leaf)
 
     def undropped(self, leaf: Linear) -> Tensor:
@@ -181,20 +171,20 @@ class DoraModule(LoraModule):
         """m/‖V‖ (…, out)."""
         return self.m / self.lengths(leaf)
 
-    def forward(self, leaf: Linear, x: Tensor) -> Tensor:
-        y, ratio = leaf.multiply(x), self.ratio(leaf).to(x.dtype)
+    def forward(self, leaf: Linear, x: Tensor, ctx: Ctx | None) -> Tensor:
+        y, ratio = leaf.storage.multiply(leaf, x, ctx), self.ratio(leaf).to(x.dtype)
         own = y if leaf.bias is None else y - leaf.bias.to(y.dtype)  # the length is of the matrix alone
-        change = F.linear(self.small(x), self.b.to(x.dtype))
+        change = F.linear(self.small(leaf, x, ctx), self.b.to(x.dtype))
         return y + ((ratio - 1.0) * own + ratio * change)
 
-    def grouped(self, leaf: Linear, x: Tensor, rows: Rows) -> Tensor:
-        y = leaf.multiply_grouped(x, rows)
+    def grouped(self, leaf: Linear, x: Tensor, rows: Rows, ctx: Ctx | None) -> Tensor:
+        y = leaf.storage.grouped(leaf, x, rows, ctx)
         ratio = self.ratio(leaf).to(x.dtype).index_select(0, rows.expert)
         own = y if leaf.bias is None else y - leaf.bias.to(y.dtype).index_select(0, rows.expert)
-        return y + ((ratio - 1.0) * own + ratio * self.change(x, rows))
+        return y + ((ratio - 1.0) * own + ratio * self.change(leaf, x, rows, ctx))
 
-    def matrix(self, leaf: Linear) -> Tensor:
-        v = super().matrix(leaf)
+    def matrix(self, leaf: Linear, ctx: Ctx | None = None) -> Tensor:
+        v = super().matrix(leaf, ctx)
         return v * self.ratio(leaf).to(v.dtype)[..., None]
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from dovetail.core.declared_tensors import adapted_leaves
-from dovetail.core.linear import Linear
-from dovetail.transformer import Transformer
+from dovetail.model.transformer import Transformer
+from dovetail.nn.declared_tensors import adapted_leaves
+from dovetail.nn.linear import Linear
 from dovetail.weights.adapters.attach import detach
 
 Changes = dict[str, list[tuple[float, Tensor]]]  # by path: (factor, change) of each adapter

@@ -25,11 +25,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dovetail.core.errors import FileError, InputError, SpecError, names_or_nearest
-from dovetail.core.finite import nonfinite
-from dovetail.core.fold import declared
-from dovetail.core.linear import Adapter, Linear, Offer, Rows
-from dovetail.model import ModelModule
+from dovetail.base.errors import FileError, InputError, SpecError, names_or_nearest
+from dovetail.model.model import ModelModule
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.finite import nonfinite
+from dovetail.nn.linear import Adapter, Linear, Offer, Rows
+from dovetail.spec.fold import declared
 from dovetail.weights.adapters.attach import check_bare, targeted
 from dovetail.weights.adapters.kind import AdapterKind, leaf_path
 from dovetail.weights.adapters.lora import Lora, LoraModule
@@ -150,25 +151,25 @@ class ManyModule(Adapter):
         super().__init__()
         self.chosen, self.path = chosen, path
         some = [one for one in of if one is not None]
-        rank = max(one.a.shape[-2] for one in some)
+        rank = max(factors.a.shape[-2] for factors in some)
         a, b = _padded(some[0], rank)
         nothing = Factors(torch.zeros_like(a), torch.zeros_like(b))
         padded = [*(nothing if one is None else _padded(one, rank) for one in of), nothing]
-        self.register_buffer("a", torch.stack([one.a for one in padded]), persistent=False)
-        self.register_buffer("b", torch.stack([one.b for one in padded]), persistent=False)
+        self.register_buffer("a", torch.stack([factors.a for factors in padded]), persistent=False)
+        self.register_buffer("b", torch.stack([factors.b for factors in padded]), persistent=False)
         self.a: Tensor
         self.b: Tensor
 
-    def forward(self, leaf: Linear, x: Tensor) -> Tensor:
-        y, index = leaf.multiply(x), self.chosen.of(x.shape[0], self.path)
+    def forward(self, leaf: Linear, x: Tensor, ctx: Ctx | None) -> Tensor:
+        y, index = leaf.storage.multiply(leaf, x, ctx), self.chosen.of(x.shape[0], self.path)
         rows = x.unsqueeze(1) if x.dim() == 2 else x
         a, b = (one.index_select(0, index).to(x.dtype) for one in (self.a, self.b))
         small = torch.bmm(rows.flatten(1, -2), a.transpose(1, 2))
         return torch.baddbmm(y.reshape(len(y), -1, y.shape[-1]), small, b.transpose(1, 2)).view(y.shape)
 
-    def grouped(self, leaf: Linear, x: Tensor, rows: Rows) -> Tensor:
+    def grouped(self, leaf: Linear, x: Tensor, rows: Rows, ctx: Ctx | None) -> Tensor:
         """Each row by its adapter's factors for its expert: adapter by adapter, the rows of others as zeros."""
-        y = leaf.multiply_grouped(x, rows)
+        y = leaf.storage.grouped(leaf, x, rows, ctx)
         index = self._of_choices(rows)
         for i in range(len(self.a) - 1):
             own = torch.where((index == i)[:, None], x, 0.0)
@@ -181,7 +182,7 @@ class ManyModule(Adapter):
         per_row = len(rows.choice) // len(index)  # tokens of a row, times choices of a token
         return index.index_select(0, rows.choice // per_row)
 
-    def matrix(self, leaf: Linear) -> Tensor:
+    def matrix(self, leaf: Linear, ctx: Ctx | None = None) -> Tensor:
         raise InputError(f"{self.path}: rows have different adapters, so there is no one matrix")
 
 

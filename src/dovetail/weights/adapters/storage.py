@@ -26,20 +26,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dovetail.core.declared_tensors import adapted_leaves
-from dovetail.core.errors import FileError
-from dovetail.core.finite import nonfinite
-from dovetail.core.fold import Declared, declared
-from dovetail.core.limits import SPEC_BYTES
-from dovetail.core.module import tensor_at
-from dovetail.core.part import Part, plain
+from dovetail.base.errors import FileError
+from dovetail.base.limits import SPEC_BYTES
 from dovetail.disk.atomic import check_writable, write_atomically
 from dovetail.disk.model_files import ADAPTER_FILE, ADAPTER_WEIGHTS
 from dovetail.disk.shape import data_sha256, file_sha256
 from dovetail.disk.tensors import TensorFile, write_tensors
 from dovetail.disk.untrusted import Directory
 from dovetail.disk.yaml import dump_yaml, parse_yaml
-from dovetail.model import ModelModule
+from dovetail.model.model import ModelModule
+from dovetail.nn.declared_tensors import adapted_leaves
+from dovetail.nn.finite import nonfinite
+from dovetail.nn.module import tensor_at
+from dovetail.spec.fold import Declared, declared
+from dovetail.spec.part import Part, plain
 from dovetail.weights.adapters.attach import Applied, attach, read_adapter
 from dovetail.weights.adapters.kind import AdapterKind
 

@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from dovetail.core.fold import Declared
-from dovetail.core.linear import Linear
-from dovetail.core.module import holder, tensor_at
+from dovetail.nn.linear import Linear, is_plain
+from dovetail.nn.module import holder, tensor_at
 from dovetail.ops.formats.format import Format
+from dovetail.spec.fold import Declared
 
 CHOICES = 20  # of α
 EXACT = 1e-3  # the largest change of a layer's output that a fold may make, relative to it: rounding, and nothing else
@@ -76,7 +76,7 @@ def leaf_folds(model: nn.Module, path: str, scale: Tensor) -> Iterator[Fold]:
     """The ways to divide the output channels of a plain leaf beside the leaf at `path` by `scale`, one leaf at a time."""
     owner, name = holder(model, path)
     for other, leaf in owner.named_children():
-        if other == name or type(leaf) is not Linear or leaf.weight.shape[:-1] != scale.shape:
+        if other == name or not is_plain(leaf) or leaf.weight.shape[:-1] != scale.shape:
             continue
         fold = [(leaf.weight, (leaf.weight.float() / scale[:, None]).to(leaf.weight.dtype))]
         if leaf.bias is not None:

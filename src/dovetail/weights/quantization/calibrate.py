@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dovetail.core.errors import SpecError
-from dovetail.core.host import read
-from dovetail.core.linear import Linear, Offer, Rows
-from dovetail.core.module import evaluating, holder
-from dovetail.core.part import Part
-from dovetail.model import Model
-from dovetail.transformer import Transformer
+from dovetail.base.errors import SpecError
+from dovetail.model.model import Model
+from dovetail.model.transformer import Transformer
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.host import read
+from dovetail.nn.linear import Dense, Linear, Offer, Rows
+from dovetail.nn.module import evaluating
+from dovetail.spec.part import Part
 from dovetail.weights.quantization.recipe import leaf_at
 
 Watch = Callable[[int, int], None]  # (steps done, steps in all)
@@ -60,28 +61,21 @@ class Inputs:
             begin = end
 
 
-class Observer(Linear):
-    """A leaf that adds its inputs up and computes what the one in it does; without `matrix`, whose inputs it would not see."""
+class Observed(Dense):
+    """A dense W whose inputs are added up; without `matrix`, whose inputs would not be seen."""
 
     exact: frozenset[Offer] = frozenset({"grouped"})
 
-    def __init__(self, of: Linear, seen: Seen, path: str) -> None:
-        nn.Module.__init__(self)
-        self.adapter = None
-        self.in_features, self.out_features = of.in_features, of.out_features
-        self.of, self.path = of, path
-        self.seen = seen
+    def __init__(self, seen: Seen, path: str) -> None:
+        self.seen, self.path = seen, path
 
-    def forward(self, input: Tensor) -> Tensor:
-        self.seen.note(self, input, lambda found: found.add(input.flatten(0, -2)))
-        return self.of(input)
+    def multiply(self, leaf: Linear, x: Tensor, ctx: Ctx | None) -> Tensor:
+        self.seen.note(self.path, leaf, x, lambda found: found.add(x.flatten(0, -2)))
+        return super().multiply(leaf, x, ctx)
 
-    def grouped(self, x: Tensor, rows: Rows) -> Tensor:
-        self.seen.note(self, x, lambda found: found.add_grouped(x, rows))
-        return self.of.grouped(x, rows)
-
-    def extra_repr(self) -> str:
-        return ""
+    def grouped(self, leaf: Linear, x: Tensor, rows: Rows, ctx: Ctx | None) -> Tensor:
+        self.seen.note(self.path, leaf, x, lambda found: found.add_grouped(x, rows))
+        return super().grouped(leaf, x, rows, ctx)
 
 
 class Seen:
@@ -93,19 +87,19 @@ class Seen:
         self.last: tuple[Tensor, Inputs] | None = None
         self.outputs: dict[str, Tensor] = {}  # the last output of each module that is watched
 
-    def note(self, leaf: Observer, x: Tensor, add: Callable[[Inputs], None]) -> None:
-        """Add the input of a leaf; one that was just added by another leaf is not added again."""
+    def note(self, reader: str, leaf: Linear, x: Tensor, add: Callable[[Inputs], None]) -> None:
+        """Add the input of the leaf at the path `reader`; one that was just added by another leaf is not added again."""
         just, shared = (None, None) if self.last is None else self.last
-        if leaf.path not in self.inputs:
-            experts = tuple(leaf.of.weight.shape[:-2])
-            self.inputs[leaf.path] = shared if just is x and shared else Inputs(experts, x.shape[-1], x.device)
-        found = self.inputs[leaf.path]
+        if reader not in self.inputs:
+            experts = tuple(leaf.weight.shape[:-2])
+            self.inputs[reader] = shared if just is x and shared else Inputs(experts, x.shape[-1], x.device)
+        found = self.inputs[reader]
         if just is not x or shared is not found:
             add(found)
         self.last = (x, found)
         for path, output in self.outputs.items():
             if output is x:
-                self.source[leaf.path] = path
+                self.source[reader] = path
 
 
 class _Reached(Exception):
@@ -133,15 +127,13 @@ def observed(model: nn.Module, paths: Sequence[str], watched: Sequence[str] = ()
         return hook
 
     for path, leaf in leaves.items():
-        owner, name = holder(model, path)
-        owner.add_module(name, Observer(leaf, seen, path))
+        leaf.storage = Observed(seen, path)
     hooks = [model.get_submodule(path).register_forward_hook(watch(path)) for path in watched]
     try:
         yield seen
     finally:
-        for path, leaf in leaves.items():
-            owner, name = holder(model, path)
-            owner.add_module(name, leaf)
+        for leaf in leaves.values():
+            leaf.storage = Dense()
         for hook in hooks:
             hook.remove()
         seen.outputs.clear()

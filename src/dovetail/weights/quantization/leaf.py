@@ -1,138 +1,150 @@
-"""QuantizedLinear: a linear leaf whose W is stored in fewer bits.
+"""QuantizedStorage: the storage of a linear leaf whose W is stored in fewer bits.
 
     multiply(x) = x decode(tensors)ᵀ + b          the reference form: W is decoded, used, and dropped again
     x is format.inputs(x) where a format rounds activations, too; its gradient passes through the rounding as if there were none
 
-Its tensors are buffers with the names that the format declares (`q.weight_packed`, `q.weight_scale`), in place of `q.weight`;
-they have no gradient. The gradient of x decodes W a second time, so that a training step of adapters holds no dense W (QLoRA).
-A fast kernel takes the place of the product where it offers itself (`kernels.py`).
+Its tensors are buffers of the leaf with the names that the format declares (`q.weight_packed`, `q.weight_scale`), in place of
+`q.weight`; they have no gradient. The gradient of x decodes W a second time, so that a training step of adapters holds no dense
+W (QLoRA). A fast kernel takes the place of the product where it offers itself (`kernels.py`).
 
 Shapes: W (out, inp), or (experts, out, inp) for `grouped`; x (…, inp).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from dovetail.core.errors import SpecError
-from dovetail.core.linear import Linear, Rows
+from dovetail.base.errors import SpecError
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.linear import EXACT, Dense, Linear, Rows, Storage
 from dovetail.ops.formats import kernels
 from dovetail.ops.formats.format import CODES, Format
 
 
-class QuantizedLinear(Linear):
-    """A matrix in a format of fewer bits, and perhaps a bias, on the meta device until its tensors are set."""
+class QuantizedStorage(Storage):
+    """A matrix in a format of fewer bits."""
 
-    dtype: torch.dtype  # of the dense W, as that of the model's other weights
-    operands: tuple[Tensor, Tensor] | None  # of the fast kernel, made when it is first used
+    def __init__(self, shape: torch.Size, format: Format, dtype: torch.dtype) -> None:
+        self.shape, self.format = tuple(shape), format
+        self.dtype = dtype  # of the dense W, as that of the model's other weights
+        self.exact = frozenset({"grouped"}) if format.rounds_inputs else EXACT
+        self.operands: tuple[Tensor, Tensor] | None = None  # of the fast kernel, made when it is first used
 
-    def __init__(self, shape: Sequence[int], format: Format, bias: nn.Parameter | None, dtype: torch.dtype) -> None:
-        nn.Module.__init__(self)
-        self.adapter = None
-        self.shape, self.format, self.dtype = tuple(shape), format, dtype
-        self.operands = None
-        self.exact = frozenset({"grouped"}) if format.rounds_inputs else Linear.exact
-        *_, self.out_features, self.in_features = shape
-        for name, tensor in format.tensors(shape).items():
-            self.register_buffer(name, tensor)
-        self.register_parameter("bias", bias)
-
-    @classmethod
-    def of(cls, leaf: Linear, format: Format, tensors: dict[str, Tensor] | None = None) -> QuantizedLinear:
-        """A leaf like another, with the tensors that stand for its W; None: on the meta device."""
-        made = cls(leaf.weight.shape, format, leaf.bias, leaf.weight.dtype)
-        made.adapter = leaf.adapter
-        for name, tensor in (tensors or {}).items():
-            made.put(name, tensor)
-        return made.train(leaf.training)
-
-    def put(self, name: str, tensor: Tensor) -> None:
+    def put(self, leaf: Linear, name: str, tensor: Tensor) -> None:
         """Set one of the tensors that the format declares."""
-        declared = self.get_buffer(name)
+        declared = leaf.get_buffer(name)
         assert (tensor.shape, tensor.dtype) == (declared.shape, declared.dtype), f"{name}: {tensor.dtype} {tuple(tensor.shape)}"
-        self.register_buffer(name, tensor)
+        leaf.register_buffer(name, tensor)
         self.operands = None
 
-    def stored(self) -> dict[str, Tensor]:
-        return {name: self.get_buffer(name) for name in self.format.tensors(self.shape)}
+    def stored(self, leaf: Linear) -> dict[str, Tensor]:
+        return {name: leaf.get_buffer(name) for name in self.format.tensors(self.shape)}
 
-    @property
-    def weight(self) -> Tensor:  # type: ignore[override]
-        """The dense W, decoded anew."""
-        return self.dense()
-
-    def dense_dtype(self) -> torch.dtype:
+    def dense_dtype(self, leaf: Linear) -> torch.dtype:
         return self.dtype
 
-    def dense(self) -> Tensor:
-        return self.format.decode(self.stored(), self.in_features).to(self.dtype)
+    def dense(self, leaf: Linear) -> Tensor:
+        return self.format.decode(self.stored(leaf), leaf.in_features).to(self.dtype)
 
-    def multiply(self, input: Tensor) -> Tensor:
-        y = self.product(input)
-        return y if self.bias is None else y + self.bias.to(y.dtype)
+    def multiply(self, leaf: Linear, x: Tensor, ctx: Ctx | None) -> Tensor:
+        y = self.product(leaf, x)
+        return y if leaf.bias is None else y + leaf.bias.to(y.dtype)
 
-    def product(self, x: Tensor) -> Tensor:
+    def product(self, leaf: Linear, x: Tensor) -> Tensor:
         """x Wᵀ, by a fast kernel where one offers itself."""
         if not kernels.offers(self.format, self.shape, x):
-            return Product.apply(x, self)  # type: ignore[no-any-return]
+            return Product.apply(x, leaf, self)  # type: ignore[no-any-return]
         if self.operands is None:
-            self.operands = kernels.prepared(self.format, self.stored(), self.in_features)
-        return kernels.product(self.format, self.operands, x, self.out_features)
+            self.operands = kernels.prepared(self.format, self.stored(leaf), leaf.in_features)
+        return kernels.product(self.format, self.operands, x, leaf.out_features)
 
-    def prepare(self) -> None:
-        tensors = self.stored()
+    def prepare(self, leaf: Linear) -> None:
+        tensors = self.stored(leaf)
         if self.operands is None and kernels.takes(self.format, self.shape, self.dtype, tensors[CODES].device):
-            self.operands = kernels.prepared(self.format, tensors, self.in_features)
+            self.operands = kernels.prepared(self.format, tensors, leaf.in_features)
 
-    def multiply_grouped(self, x: Tensor, rows: Rows) -> Tensor:
+    def grouped(self, leaf: Linear, x: Tensor, rows: Rows, ctx: Ctx | None) -> Tensor:
         if self.format.rounds_inputs:
             x = x + (self.format.inputs(x) - x).detach()
-        y = rows.multiply(x, self.dense().to(x.dtype))
-        return y if self.bias is None else y + self.bias.index_select(0, rows.expert)
+        y = rows.multiply(x, self.dense(leaf).to(x.dtype))
+        return y if leaf.bias is None else y + leaf.bias.index_select(0, rows.expert)
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self.operands = None  # they are of the tensors that are written over
-        super()._load_from_state_dict(*args, **kwargs)
+    def renew(self, leaf: Linear) -> None:
+        self.operands = None  # they are of the tensors that were written over
 
-    def set_matrix(self, weight: Tensor, bias: Tensor | None) -> None:
+    def set_matrix(self, leaf: Linear, weight: Tensor) -> None:
         raise SpecError(
             "adapter", "cannot be merged into weights of fewer bits", "merge it into the dense base, and quantize the result"
         )
 
-    def extra_repr(self) -> str:
+    def describe(self, leaf: Linear) -> str:
         """Its sizes and its format."""
-        return f"{' × '.join(map(str, self.shape))}{', bias' * (self.bias is not None)}, {self.format}"
+        return f"{' × '.join(map(str, self.shape))}{', bias' * (leaf.bias is not None)}, {self.format}"
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move the tensors, but leave their dtypes: a cast of the model is one of the dense W."""
-        kept = {name: tensor.dtype for name, tensor in self.stored().items()}
-        before = self.stored()
-        super()._apply(fn, recurse)
-        self.operands = None
+    def moved(self, leaf: Linear, fn: Callable[[Tensor], Tensor], before: dict[str, Tensor]) -> None:
+        """Leave the dtypes of the tensors as they were: a cast of the model is one of the dense W."""
+        super().moved(leaf, fn, before)
         self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
-        for name, dtype in kept.items():
-            new = self.get_buffer(name)
-            if new.dtype != dtype:
-                self.register_buffer(name, before[name].to(new.device))
-        return self
+        for name, new in self.stored(leaf).items():
+            if new.dtype != before[name].dtype:
+                leaf.register_buffer(name, before[name].to(new.device))
 
 
-SAVED = (Linear, QuantizedLinear)  # the classes of leaf whose tensors a model directory holds
+def store_quantized(leaf: Linear, format: Format, tensors: dict[str, Tensor] | None = None) -> QuantizedLeaf:
+    """Store the W of a dense leaf in a format, by the tensors that stand for it; None: on the meta device."""
+    storage = QuantizedStorage(leaf.weight.shape, format, leaf.weight.dtype)
+    leaf.keep(storage, format.tensors(storage.shape))
+    for name, tensor in (tensors or {}).items():
+        storage.put(leaf, name, tensor)
+    return QuantizedLeaf(leaf, storage)
+
+
+class QuantizedLeaf(NamedTuple):
+    """A linear leaf and its storage of fewer bits."""
+
+    leaf: Linear
+    storage: QuantizedStorage
+
+    @property
+    def format(self) -> Format:
+        """The format of its codes."""
+        return self.storage.format
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of W."""
+        return self.storage.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the dense W."""
+        return self.storage.dtype
+
+    def stored(self) -> dict[str, Tensor]:
+        """The tensors that stand for W."""
+        return self.storage.stored(self.leaf)
+
+    def dense(self) -> Tensor:
+        """W, decoded anew."""
+        return self.storage.dense(self.leaf)
+
+
+SAVED = (Dense, QuantizedStorage)  # the storages whose tensors a model directory holds
 
 
 class Product(torch.autograd.Function):
     """x Wᵀ, which keeps the leaf for the backward pass, and no dense W."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, leaf: QuantizedLinear) -> Tensor:
-        ctx.leaf = leaf
-        return F.linear(leaf.format.inputs(x), leaf.dense().to(x.dtype))
+    def forward(ctx: Any, x: Tensor, leaf: Linear, storage: QuantizedStorage) -> Tensor:
+        ctx.leaf, ctx.storage = leaf, storage
+        return F.linear(storage.format.inputs(x), storage.dense(leaf).to(x.dtype))
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return g @ ctx.leaf.dense().to(g.dtype), None
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return g @ ctx.storage.dense(ctx.leaf).to(g.dtype), None, None

@@ -8,12 +8,12 @@ import time
 
 import torch
 
-from dovetail.core.declared_tensors import stored
-from dovetail.core.errors import SpecError
-from dovetail.core.module import evaluating
+from dovetail.base.errors import SpecError
 from dovetail.data.corpus import Corpus
 from dovetail.decoding.generation import check_generates, generate_tokens
-from dovetail.transformer import Transformer
+from dovetail.model.transformer import Transformer
+from dovetail.nn.declared_tensors import stored
+from dovetail.nn.module import evaluating
 
 BATCH = 8  # sequences per calibration batch
 DECODED = 24  # tokens over which the speed is measured, after as many of a prompt

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from dovetail.core.errors import UsageError, names_or_nearest
-from dovetail.core.fold import declared
-from dovetail.core.linear import Linear
+from dovetail.base.errors import UsageError, names_or_nearest
+from dovetail.model.transformer import Transformer
+from dovetail.nn.linear import Linear, is_plain
 from dovetail.ops.formats.format import Format
-from dovetail.transformer import Transformer
+from dovetail.spec.fold import declared
 from dovetail.weights.quantization.awq import fold_exactly, leaf_folds, norm_fold, search
 from dovetail.weights.quantization.calibrate import Seen, Watch, check_calibrates, layers_of, observed, run
 from dovetail.weights.quantization.gptq import gptq
@@ -62,7 +62,7 @@ def by_awq(stage: Stage, applied: MethodResult) -> None:
     together: dict[int, list[str]] = {}
     for path in stage.formats:
         inputs = stage.seen.inputs.get(path)
-        if inputs is not None and inputs.sum.dim() == 2 and type(leaf_at(model, path)) is Linear:
+        if inputs is not None and inputs.sum.dim() == 2 and is_plain(leaf_at(model, path)):
             together.setdefault(id(inputs), []).append(path)
     for paths in together.values():
         leaves = [leaf_at(model, path) for path in paths]

@@ -14,10 +14,11 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dovetail.core.errors import SpecError
-from dovetail.core.linear import Adapter, Linear, Offer, Rows
+from dovetail.base.errors import SpecError
+from dovetail.model.transformer import Transformer
+from dovetail.nn.ctx import Ctx
+from dovetail.nn.linear import Adapter, Linear, Offer, Rows
 from dovetail.ops.formats.format import Format
-from dovetail.transformer import Transformer
 from dovetail.weights.quantization.recipe import Recipe, leaf_at, quantize
 
 
@@ -32,15 +33,15 @@ class FakeQuantizer(Adapter):
         super().__init__()
         self.format = format
 
-    def matrix(self, leaf: Linear) -> Tensor:
+    def matrix(self, leaf: Linear, ctx: Ctx | None = None) -> Tensor:
         w = leaf.dense()
         return w + (self.format.decode(self.format.encode(w.detach()), leaf.in_features).to(w.dtype) - w.detach())
 
-    def forward(self, leaf: Linear, x: Tensor) -> Tensor:
+    def forward(self, leaf: Linear, x: Tensor, ctx: Ctx | None) -> Tensor:
         bias = leaf.bias
         return F.linear(x, self.matrix(leaf).to(x.dtype), None if bias is None else bias.to(x.dtype))
 
-    def grouped(self, leaf: Linear, x: Tensor, rows: Rows) -> Tensor:
+    def grouped(self, leaf: Linear, x: Tensor, rows: Rows, ctx: Ctx | None) -> Tensor:
         y = rows.multiply(x, self.matrix(leaf).to(x.dtype))
         return y if leaf.bias is None else y + leaf.bias.index_select(0, rows.expert)
 

@@ -7,7 +7,7 @@
     quantize(model, recipe)                     each W by its nearest levels, in place
     recipe_of(model)                            the recipe of a quantized model
 
-A layer that uses the weights of another gets that layer's leaf.
+A layer that uses the weights of another has the tensors and the storage of that layer's leaf.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dovetail.core.errors import FileError, SpecError, UsageError, did_you_mean
-from dovetail.core.fold import Declared, declared
-from dovetail.core.linear import Linear
-from dovetail.core.module import holder
-from dovetail.core.part import Part
+from dovetail.base.errors import FileError, SpecError, UsageError, did_you_mean
 from dovetail.disk.yaml import dump_yaml, parse_yaml
+from dovetail.nn.linear import Linear
+from dovetail.nn.module import holder
 from dovetail.ops.formats import kinds as _registered  # noqa: F401  registers every format
 from dovetail.ops.formats.format import Format, format_from
-from dovetail.weights.quantization.leaf import QuantizedLinear
+from dovetail.spec.fold import Declared, declared
+from dovetail.spec.part import Part
+from dovetail.weights.quantization.leaf import QuantizedLeaf, QuantizedStorage, store_quantized
 
 GROUPS = (64, 32, 16, 8)  # inputs that share a scale, the first that divides every matrix
 FORMATS = {8: "int8", 4: "int4"}  # by bits
@@ -71,30 +71,35 @@ def recipe_of(model: nn.Module) -> dict[str, Format]:
     return {path: leaf.format for path, leaf in quantized_leaves(model)}
 
 
-def quantized_leaves(model: nn.Module) -> Iterator[tuple[str, QuantizedLinear]]:
-    """(path, leaf) of every quantized leaf, each once."""
-    return ((path, leaf) for path, leaf in model.named_modules() if isinstance(leaf, QuantizedLinear))
+def quantized_leaves(model: nn.Module) -> Iterator[tuple[str, QuantizedLeaf]]:
+    """(path, leaf) of every quantized leaf, each storage once."""
+    known: set[int] = set()
+    for path, leaf in model.named_modules():
+        if isinstance(leaf, Linear) and isinstance(leaf.storage, QuantizedStorage) and id(leaf.storage) not in known:
+            known.add(id(leaf.storage))
+            yield path, QuantizedLeaf(leaf, leaf.storage)
 
 
 @torch.no_grad()
 def quantize(model: nn.Module, spec: Part, recipe: Recipe) -> None:
     """Store the leaves of a recipe in their formats, in place: every value by its nearest level."""
     for path, format in recipe.items():
-        put_leaf(model, spec, path, format, format.encode(leaf_at(model, path).weight.detach()))
+        put_leaf(model, spec, path, format, format.encode(leaf_at(model, path).dense().detach()))
 
 
 def open_leaves(model: nn.Module, spec: Part, recipe: Recipe) -> None:
-    """Put quantized leaves on the meta device in place of those of a recipe, for a file to fill."""
+    """Store the leaves of a recipe in their formats on the meta device, for a file to fill."""
     for path, format in recipe.items():
         put_leaf(model, spec, path, format, None)
 
 
 def put_leaf(model: nn.Module, spec: Part, path: str, format: Format, tensors: dict[str, Tensor] | None) -> None:
-    """Put a quantized leaf in place of the leaf at `path`, and of those of other layers that are tied to it."""
-    leaf = QuantizedLinear.of(leaf_at(model, path), format, tensors)
-    for same in (path, *tied_to(spec, path)):
+    """Store the W of the leaf at `path` in a format, also for the leaves of other layers that are tied to it."""
+    leaf = leaf_at(model, path)
+    store_quantized(leaf, format, tensors)
+    for same in tied_to(spec, path):
         owner, name = holder(model, same)
-        owner.add_module(name, leaf)
+        owner.add_module(name, leaf.twin(same))
 
 
 def tied_to(spec: Part, path: str) -> list[str]:

@@ -18,12 +18,12 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from dovetail.account import Account
-from dovetail.core.check import check
-from dovetail.core.errors import SpecError
-from dovetail.core.field import number_type
-from dovetail.core.fold import parameters
-from dovetail.core.part import field_types, join, walk_spec
-from dovetail.model import Model
+from dovetail.base.errors import SpecError
+from dovetail.model.model import Model
+from dovetail.spec.check import check
+from dovetail.spec.field import number_type
+from dovetail.spec.fold import parameters
+from dovetail.spec.part import field_types, join, walk_spec
 
 TOLERANCE = 0.01
 SECANTS = 12  # steps of the search

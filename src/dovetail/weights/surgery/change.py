@@ -3,7 +3,7 @@
 A change **shows in the shapes** if another value of the field changes nothing but shapes, ties, initial values or biases of the
 tensors that a part declares (heads, hidden, tied, packed): the rows of those tensors report it. Any other change of a part (its
 kind, its mask or position, a scale, a tensor that is added or removed) **reinterprets**: the same numbers are used in another
-way. Fields that a part declares in `training_only` do neither.
+way. Fields that a part declares in `proof.training_only` do neither.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from dovetail.account import and_above
-from dovetail.core.part import Part, join, plain, walk, weights_of
-from dovetail.core.scope import Scope
-from dovetail.core.weight import Weight
+from dovetail.spec.part import Part, join, plain, walk, weights_of
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import Weight
 
 
 class Change(NamedTuple):
@@ -45,7 +45,7 @@ class FieldChange(NamedTuple):
         shape (62 rows and 2 more, for 64); a default written out (`hidden: 2048` for a default of 2048) does not either."""
         old, new = getattr(self.a, self.field), getattr(self.b, self.field)
         in_rows = shapes_only and (shape_differs or old is None or new is None)
-        reinterprets = not in_rows and self.field not in type(self.b).training_only
+        reinterprets = not in_rows and self.field not in self.b.proof.training_only
         return Change(join(self.path, self.field), plain(old), plain(new), reinterprets)
 
 
@@ -102,7 +102,7 @@ def _shapes_only(d: FieldChange, scope: Scope) -> bool:
     """Whether values of the field (both given ones, a size twice as large, the part's samples) change shapes and nothing
     else."""
     values = [getattr(d.a, d.field), getattr(d.b, d.field)]
-    values += [2 * value for value in values if type(value) is int] + type(d.b).SAMPLES.get(d.field, [])
+    values += [2 * value for value in values if type(value) is int] + d.b.proof.samples.get(d.field, [])
     signatures = [_signature(dc.replace(d.b, **{d.field: value}), scope) for value in values]
     same_tensors = signatures[0][0] == signatures[1][0]
     return same_tensors and any(signature != signatures[0] for signature in signatures)

@@ -14,14 +14,14 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
-from dovetail.construction import on_meta, set_constants, tie
-from dovetail.core.errors import SpecError
-from dovetail.core.fold import declared
-from dovetail.core.group import Mask
-from dovetail.core.module import tensor_at
-from dovetail.core.part import Part
-from dovetail.core.weight import KV_HEADS
-from dovetail.model import Model, ModelModule
+from dovetail.base.errors import SpecError
+from dovetail.model.construction import on_meta, set_constants, tie
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.groups import Mask
+from dovetail.nn.module import tensor_at
+from dovetail.spec.fold import declared
+from dovetail.spec.part import Part
+from dovetail.spec.weight import KV_HEADS
 from dovetail.weights.surgery.change import sizes
 
 HEADS = "heads"

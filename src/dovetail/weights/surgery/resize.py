@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from dovetail.core.check import check
-from dovetail.core.errors import SpecError
-from dovetail.core.field import widening
-from dovetail.core.limits import SPEC_LAYERS
-from dovetail.core.part import Part, join
-from dovetail.model import Model
+from dovetail.base.errors import SpecError
+from dovetail.base.limits import SPEC_LAYERS
+from dovetail.model.model import Model
+from dovetail.spec.check import check
+from dovetail.spec.field import widening
+from dovetail.spec.part import Part, join
 
 # -- layers -----------------------------------------------------------------------------------------------------------
 

@@ -20,10 +20,10 @@ from math import lcm
 from typing import Any, Literal, NamedTuple, get_args
 
 from dovetail.account import format_value
-from dovetail.core.check import check
-from dovetail.core.errors import SpecError
-from dovetail.core.weight import KV_HEADS, Weight
-from dovetail.model import Model
+from dovetail.base.errors import SpecError
+from dovetail.model.model import Model
+from dovetail.spec.check import check
+from dovetail.spec.weight import KV_HEADS, Weight
 from dovetail.weights.surgery.change import Change, changes, sizes
 from dovetail.weights.surgery.resize import came_from, picked
 from dovetail.weights.surgery.tensors import Content, Tensor, tensors

@@ -2,7 +2,7 @@
 
 A tensor belongs to a **branch**: the child of a block or a model that holds it (`layers.0.mixer`). The parts from the branch
 down to the one that declares the tensor are its owners. A changed field of an owner reinterprets the tensor unless the owner
-declares, by `ACTS_ON`, that the field acts on other weights: a position acts on queries and keys, not on values.
+declares, by `proof.acts_on`, that the field acts on other weights: a position acts on queries and keys, not on values.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dovetail.account import and_above
-from dovetail.core.part import Part, join, weights_of
-from dovetail.core.scope import Scope
-from dovetail.core.weight import KV_HEADS, PACKED_AXIS, Weight
-from dovetail.model import Block, Model
+from dovetail.model.model import Model
+from dovetail.nn.block import Block
+from dovetail.spec.part import Part, join, weights_of
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import KV_HEADS, PACKED_AXIS, Weight
 from dovetail.weights.surgery.change import places, sizes
 
 RESIZABLE = frozenset({"vocab", "position", "types"})  # axes with independent entries: some may be removed, others added
@@ -97,7 +98,7 @@ class Tensor(NamedTuple):
         if path == owner.place or not _within(path, owner.place):
             return True
         field = path.removeprefix(f"{owner.place}.").partition(".")[0]
-        names = owner.part.ACTS_ON.get(field)
+        names = owner.part.proof.acts_on.get(field)
         inside = self.path.removeprefix(f"{owner.path}.")
         above = inside.removesuffix(self.weight.name)
         own = {(above + name).partition(".")[0] for name in self.weight.packs or (self.weight.name,)}

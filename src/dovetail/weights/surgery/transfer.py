@@ -24,12 +24,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dovetail.construction import initial, on_meta, set_constants, tie
-from dovetail.core.errors import FileError, SpecError
-from dovetail.core.fold import Declared, declared
-from dovetail.core.module import at_least_fp32, tensor_at
-from dovetail.core.weight import PACKED_AXIS, piece
-from dovetail.model import Model, ModelModule
+from dovetail.base.errors import FileError, SpecError
+from dovetail.model.construction import initial, on_meta, set_constants, tie
+from dovetail.model.model import Model, ModelModule
+from dovetail.nn.module import at_least_fp32, tensor_at
+from dovetail.spec.fold import Declared, declared
+from dovetail.spec.weight import PACKED_AXIS, piece
 from dovetail.weights.surgery.change import sizes
 from dovetail.weights.surgery.status import Diff, Move, Row, diff
 from dovetail.weights.surgery.tensors import Tensor as PlacedTensor, tensors as placed_tensors

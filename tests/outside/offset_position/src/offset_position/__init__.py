@@ -8,12 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dovetail.core.group import Position, PositionModule
-from dovetail.core.layout import TokenLayout
-from dovetail.core.module import at_least_fp32
-from dovetail.core.part import Problem, register
-from dovetail.core.scope import Scope
-from dovetail.core.weight import Weight
+from dovetail.nn.groups import Position, PositionModule
+from dovetail.nn.layout import TokenLayout
+from dovetail.nn.module import at_least_fp32
+from dovetail.spec.part import Problem, register
+from dovetail.spec.part_proof import Proof
+from dovetail.spec.scope import Scope
+from dovetail.spec.weight import Weight
 
 
 @register("offset")
@@ -21,8 +22,6 @@ class Offset(Position):
     """Scores fall with distance by a learned slope."""
 
     start: float = 0.1
-
-    SAMPLES = {"start": [0.1, 0.4]}
 
     def weights(self, scope: Scope) -> list[Weight]:
         return [Weight(name="slope", out=("heads",), init="const", role="gate")]
@@ -35,6 +34,12 @@ class Offset(Position):
 
     def check(self, scope: Scope) -> list[Problem]:
         return [] if self.start >= 0 else [Problem("start", f"{self.start} is below 0", "near tokens would count least")]
+
+
+class OffsetProof(Proof, of=Offset):
+    """Sampled values."""
+
+    samples = {"start": [0.1, 0.4]}
 
 
 class OffsetModule(PositionModule, of=Offset):

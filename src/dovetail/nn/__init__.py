@@ -1,0 +1,1 @@
+"""What runs: modules, linear leaves, the Ctx of a forward pass with its token layout, taps, draws and ranks; blocks."""
