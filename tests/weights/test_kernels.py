@@ -7,6 +7,7 @@ import dovetail as dt
 from dovetail.base.errors import StateError
 from dovetail.decoding.steps import Decoder
 from dovetail.nn.linear import Linear, offers
+from dovetail.ops import few_rows
 from dovetail.ops.attend import using
 from dovetail.ops.formats import kernels
 from dovetail.ops.formats.kinds import NF4, Int4, Int8
@@ -22,25 +23,98 @@ def leaf_of(format, out: int = 96, inp: int = 128, bias: bool = True) -> Linear:
     return store_quantized(leaf, format, format.encode(leaf.weight.detach())).leaf
 
 
+WHOLE_STEPS = [Int8(group=64), Int8(group=128), Int4(group=16, zero_point=True), Int4(group=8)]
 PACKED = [Int8(), Int4(group=32), Int4(group=64), Int4(group=32, zero_point=True), Int4(group=128, zero_point=True)]
 
 
-@pytest.mark.parametrize("out", [96, 90, 7])
-@pytest.mark.parametrize("rows", [1, 5, 16])
-@pytest.mark.parametrize("format", PACKED, ids=str)
-def test_a_kernel_is_as_exact_as_the_reference(format, rows, out):
-    leaf = leaf_of(format, out)
-    x = torch.randn(rows, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
-    exact = x.double() @ format.decode(leaf.storage.stored(leaf), 128).double().T + leaf.bias.double()
+SIZES = [(96, 128), (90, 384), (7, 256)]  # outputs and inputs
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kernel", kernels.KERNELS, ids=lambda kernel: type(kernel).__name__)
+def test_a_kernel_is_as_exact_as_the_reference(kernel, dtype, size):
+    out, inp = size
+    compared = 0
+    for format in (*PACKED, *WHOLE_STEPS):
+        if not kernel.takes(format, size, dtype):
+            continue
+        leaf = leaf_of(format, out, inp).to(dtype)
+        operands = kernels.prepared(kernel, format, leaf.storage.stored(leaf), inp)
+        for rows in (1, 2, 5, 16, 17, 40, 130):
+            if kernel.rows is not None and rows > kernel.rows:
+                continue
+            x = torch.randn(rows, inp, generator=torch.Generator().manual_seed(1)).to(dtype)
+            x[0, 3], x[-1, -1] = 300.0, 1e-3  # one large value, beside which the others count
+            weight = format.decode(leaf.storage.stored(leaf), inp).double()
+            exact = x.double() @ weight.T
+            with torch.no_grad():
+                fast = kernels.product(kernel, format, operands, x, out).double()
+            slow = (x.float() @ format.decode(leaf.storage.stored(leaf), inp).to(dtype).float().T).to(dtype).double()
+            error, scale = (fast - exact).abs(), exact.abs().amax(1, keepdim=True)
+            bound = 4 * (slow - exact).abs().amax(1, keepdim=True) + 4 * torch.finfo(dtype).eps * scale
+            rounded = kernel.rounding(dtype) * x.double().abs().amax(1, keepdim=True) * weight.abs().sum(1)
+            assert (error <= bound + rounded).all(), (format, rows)
+            assert (error < (0.02 if dtype == torch.bfloat16 else 1e-5) * scale).all()
+            compared += 1
+    if isinstance(kernel, kernels.FewRows) and few_rows.ready():
+        assert compared >= 40, "this kernel takes every format, dtype and number of rows"
+
+
+def test_a_leaf_uses_a_kernel_unless_the_reference_is_asked_for():
+    leaf, x = leaf_of(Int8()), torch.randn(3, 128).bfloat16()
     with torch.no_grad():
-        assert kernels.offers(format, leaf.storage.shape, x)
-        fast = leaf(x).double()
+        assert kernels.offered(Int8(), leaf.storage.shape, x) is not None
+        fast = leaf(x)
         with using("reference"):
-            assert not kernels.offers(format, leaf.storage.shape, x)
-            slow = leaf(x).double()
-    bound = 4 * (slow - exact).abs().max() + 4 * 2**-8 * exact.abs().max()
-    assert (fast - exact).abs().max() <= bound
-    assert (fast - exact).abs().max() < 0.02 * exact.abs().max()
+            assert kernels.offered(Int8(), leaf.storage.shape, x) is None
+            assert (leaf(x) - fast).abs().max() < 0.02 * fast.abs().max()
+
+
+@pytest.mark.skipif(not few_rows.ready(), reason=f"the kernel in C++ is not used here: {few_rows.state()}")
+def test_what_is_not_a_number_stays_so():
+    x = torch.ones(3, 128, dtype=torch.bfloat16)
+    x[1, 5] = float("nan")
+    x[2, 7] = float("inf")
+    for format in (Int8(), Int4(group=32)):
+        with torch.no_grad():
+            y = leaf_of(format)(x)
+        assert y.isfinite().all(1).tolist() == [True, False, False]
+    y = torch.ops.dovetail.few_rows_linear(x, torch.ones(4, 128, dtype=torch.bfloat16), None, None, 16)
+    assert y.isfinite().all(1).tolist() == [True, False, False]
+
+
+@pytest.mark.skipif(not few_rows.ready(), reason=f"the kernel in C++ is not used here: {few_rows.state()}")
+@pytest.mark.parametrize("size", [*SIZES, (16, 44), (33, 70)], ids=str)
+def test_the_kernel_multiplies_by_bfloat16(size):
+    out, inp = size
+    w = torch.randn(out, inp, generator=torch.Generator().manual_seed(0)).bfloat16()
+    for rows in (1, 3, 16, 50, 100):
+        x = torch.randn(rows, inp, generator=torch.Generator().manual_seed(1)).bfloat16()
+        exact = x.double() @ w.double().T
+        y = torch.ops.dovetail.few_rows_linear(x, w, None, None, 16).double()
+        assert (y - exact).abs().max() <= 2**-8 * exact.abs().max()
+
+
+@pytest.mark.skipif(not few_rows.ready(), reason=f"the kernel in C++ is not used here: {few_rows.state()}")
+def test_operands_that_do_not_fit_are_refused():
+    op, x = torch.ops.dovetail.few_rows_linear, torch.ones(2, 128, dtype=torch.bfloat16)
+    codes, scale = torch.ones(4, 128, dtype=torch.int8), torch.ones(4, 1, dtype=torch.bfloat16)
+    zero = torch.ones(4, 2, dtype=torch.uint8)
+    for arguments, message in (
+        ((x, codes[:, :64].contiguous(), scale, None, 8), "numbers of inputs differ"),
+        ((x, codes, None, None, 8), "scale: is missing"),
+        ((x, codes, scale[:2], None, 8), "scale"),
+        ((x, codes, scale.float(), None, 8), "scale: bfloat16"),
+        ((x, codes, torch.ones(4, 3, dtype=torch.bfloat16), None, 8), "group"),
+        ((x, codes, scale, zero, 8), "zero"),
+        ((x.double(), codes, scale, None, 8), "x: bfloat16"),
+        ((x.float(), torch.ones(4, 128, dtype=torch.bfloat16), None, None, 16), "x: bfloat16"),
+        ((x.T, codes, scale, None, 8), "contiguous"),
+        ((x, codes, scale, None, 3), "bits"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            op(*arguments)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -55,7 +129,7 @@ def test_a_product_of_integers_is_the_reference(dtype, rows):
     step = torch.where(largest > 0, largest, 1.0) / 127
     exact = (x.double() / step).round() * step @ format.decode(leaf.storage.stored(leaf), 128).double().T + leaf.bias.double()
     with torch.no_grad():
-        assert kernels.offers(format, leaf.storage.shape, x)
+        assert isinstance(kernels.offered(format, leaf.storage.shape, x), kernels.Integers)
         fast = leaf(x).double()
         with using("reference"):
             slow = leaf(x).double()
@@ -75,14 +149,58 @@ def test_the_gradient_passes_through_rounded_activations():
     assert offers("grouped", None, leaf)
 
 
-def test_kernels_offer_themselves_only_where_they_run():
+def test_kernels_offer_themselves_only_where_they_run(monkeypatch):
     x = torch.zeros(2, 128, dtype=torch.bfloat16)
-    assert not kernels.offers(NF4(), (96, 128), x)
-    assert not kernels.offers(Int4(group=16), (96, 128), x)
-    assert not kernels.offers(Int8(group=32), (96, 128), x)
-    assert not kernels.offers(Int8(), (96, 128), x.float())
-    assert not kernels.offers(Int8(), (96, 128), torch.zeros(17, 128, dtype=torch.bfloat16))
-    assert not kernels.offers(Int8(), (96, 128), x.clone().requires_grad_())
+    with monkeypatch.context() as patch:
+        patch.setattr(few_rows, "_state", "the processor has no AMX")
+        assert kernels.offered(Int4(group=16), (96, 128), x) is None
+        assert kernels.offered(Int8(group=32), (96, 128), x) is None
+        assert kernels.offered(Int8(), (96, 128), x.float()) is None
+        assert kernels.offered(Int8(), (96, 128), torch.zeros(17, 128, dtype=torch.bfloat16)) is None
+        assert isinstance(kernels.offered(Int8(), (96, 128), x), kernels.TorchPacked)
+    assert kernels.offered(NF4(), (96, 128), x) is None
+    assert kernels.offered(Int8(group=32), (96, 128), x) is None
+    assert kernels.offered(Int4(group=44), (96, 44), x[:, :44]) is None
+    assert kernels.offered(Int8(), (96, 128), x.clone().requires_grad_()) is None
+    assert kernels.offered(Int8(), (96, 128), x.double()) is None
+
+
+@pytest.mark.skipif(not few_rows.ready(), reason=f"the kernel in C++ is not used here: {few_rows.state()}")
+@pytest.mark.parametrize("format", [Int8(), Int4(group=32, zero_point=True)], ids=str)
+def test_a_step_of_qlora_multiplies_by_the_kernel_and_has_the_gradient_of_the_decoded_matrix(format, monkeypatch):
+    leaf = leaf_of(format)
+    x = torch.randn(3, 128, generator=torch.Generator().manual_seed(1)).bfloat16().requires_grad_()
+    seen, product = [], kernels.product
+    monkeypatch.setattr(kernels, "product", lambda kernel, *rest: seen.append(kernel) or product(kernel, *rest))
+    leaf(x).sum().backward()
+    assert [type(kernel) for kernel in seen] == [kernels.FewRows]
+    assert torch.allclose(x.grad.float(), leaf.dense().float().sum(0).expand(3, -1), rtol=2e-2, atol=2e-1)
+
+
+def test_native_code_is_loaded_from_a_directory_of_this_user_only(monkeypatch, tmp_path):
+    if few_rows.state():
+        pytest.skip(few_rows.state())
+    compiler = few_rows.shutil.which("g++")
+    monkeypatch.setenv("XDG_CACHE_HOME", "here")  # a relative path would be one of the working directory
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert few_rows._directory() == tmp_path / "home/.cache/dovetail"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert few_rows._directory().stat().st_mode & 0o777 == 0o700
+    (tmp_path / "dovetail").chmod(0o777)
+    with pytest.raises(PermissionError, match="chmod 700"):
+        few_rows._directory()
+    (tmp_path / "dovetail").chmod(0o700)
+    monkeypatch.setattr(few_rows, "SOURCE", tmp_path / "broken.cpp")
+    few_rows.SOURCE.write_text("int f() { return nothing; }")
+    with pytest.raises(RuntimeError, match=r"broken\.cpp"):
+        few_rows._compiled(compiler)
+    assert not list((tmp_path / "dovetail").iterdir()), "a compilation that failed leaves nothing"
+    few_rows.SOURCE.write_text('extern "C" int f() { return 7; }')
+    path = few_rows._compiled(compiler)
+    path.write_bytes(b"")
+    path.chmod(0o777)
+    assert few_rows._compiled(compiler) == path
+    assert path.stat().st_size, "what others could have written is compiled again"
 
 
 def test_new_codes_are_used_after_they_are_put():

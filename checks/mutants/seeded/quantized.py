@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -164,29 +167,48 @@ def repeated() -> Model:
     return from_yaml(BASE).set("layers.1.shares", 0)
 
 
-def scales_of_the_next_group(format: Format, tensors: dict[str, Tensor], inp: int) -> kernels.Operands:
-    """The packed copy has each group's scales one group late."""
-    codes, scale = _prepared(format, tensors, inp)
-    return codes, scale.roll(1, 0)
+def scales_of_the_next_group(kernel: kernels.Kernel, format: Format, tensors: dict[str, Tensor], inp: int) -> kernels.Operands:
+    """A kernel reads each group's scales one group, or one output, late."""
+    codes, scale, *zero = _prepared(kernel, format, tensors, inp)
+    return codes, scale.roll(1, 0), *zero
 
 
-def zero_point_off_by_one(format: Format, tensors: dict[str, Tensor], inp: int) -> kernels.Operands:
-    """The packed copy centers the codes at 7."""
-    codes, scale = _prepared(format, tensors, inp)
+def zero_point_off_by_one(kernel: kernels.Kernel, format: Format, tensors: dict[str, Tensor], inp: int) -> kernels.Operands:
+    """A kernel centers the codes one lower."""
+    codes, scale, *zero = _prepared(kernel, format, tensors, inp)
     if scale.dim() == 3:
         scale = torch.stack([scale[..., 0], scale[..., 1] + scale[..., 0]], -1)
-    return codes, scale
+    return codes, scale, *(z.clamp(min=1) - 1 for z in zero)
 
 
-def old_copy_stays(self: QuantizedStorage, leaf: Linear) -> None:
-    """Codes are loaded, and the packed copy is of those before."""
+@contextmanager
+def old_copy_stays() -> Iterator[None]:
+    """Codes are loaded, and the packed copy of a processor without AMX is of those before."""
+    without = tuple(kernel for kernel in kernels.KERNELS if not isinstance(kernel, kernels.FewRows))
+    with patch.object(kernels, "KERNELS", without), patch.object(QuantizedStorage, "renew", lambda self, leaf: None):
+        yield
 
 
-def group_twice_as_long(format: Format, operands: kernels.Operands, x: Tensor, out: int) -> Tensor:
+def group_twice_as_long(kernel: kernels.Kernel, format: Format, operands: kernels.Operands, x: Tensor, out: int) -> Tensor:
     """The kernel gets another group than the codes have."""
-    if isinstance(format, Int4):
-        return _product(Int4(group=2 * format.group), (operands[0], operands[1][::2].contiguous()), x, out)
-    return _product(format, operands, x, out)
+    if isinstance(format, Int4) and isinstance(kernel, kernels.TorchPacked):
+        return _product(kernel, Int4(group=2 * format.group), (operands[0], operands[1][::2].contiguous()), x, out)
+    return _product(kernel, format, operands, x, out)
+
+
+def neighbors_swapped(kernel: kernels.Kernel, format: Format, operands: kernels.Operands, x: Tensor, out: int) -> Tensor:
+    """The kernel takes even inputs for odd ones."""
+    if not isinstance(kernel, kernels.FewRows):
+        return _product(kernel, format, operands, x, out)
+    return _product(kernel, format, operands, x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2), out)
+
+
+def last_rows_of_the_first_tile(
+    kernel: kernels.Kernel, format: Format, operands: kernels.Operands, x: Tensor, out: int
+) -> Tensor:
+    """Rows beyond the first tile of columns are those of the first."""
+    y = _product(kernel, format, operands, x, out)
+    return torch.cat([y[:8], y[: len(y) - 8]]) if isinstance(kernel, kernels.FewRows) else y
 
 
 def mutants() -> list[Mutant]:
@@ -233,7 +255,9 @@ def mutants() -> list[Mutant]:
         Mutant("FP8 has an exponent off by one", name, instead(FP8, "value", exponent_off_by_one)),
         Mutant("a packed copy has scales of the next group", name, instead(kernels, "prepared", scales_of_the_next_group)),
         Mutant("a packed copy has a zero point off by one", name, instead(kernels, "prepared", zero_point_off_by_one)),
-        Mutant("a packed copy survives other codes", name, instead(QuantizedStorage, "renew", old_copy_stays)),
+        Mutant("a packed copy survives other codes", name, old_copy_stays),
         Mutant("a kernel reads groups twice as long", name, instead(kernels, "product", group_twice_as_long)),
+        Mutant("a kernel swaps the inputs of a byte", name, instead(kernels, "product", neighbors_swapped)),
+        Mutant("a kernel repeats the rows of a tile", name, instead(kernels, "product", last_rows_of_the_first_tile)),
         Mutant("a layer tied to a quantized one stays dense", name, instead(law, "put_leaf", tied_leaves_left), repeated()),
     ]

@@ -13,8 +13,8 @@ from dovetail.base.memory import available_memory
 FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "sve", "bf16")
 
 
-def examined(version: str) -> dict[str, Any]:
-    """Return the versions, the machine and the packages as plain data."""
+def examined(version: str, kernel: str) -> dict[str, Any]:
+    """Return the versions, the machine and the packages as plain data; `kernel` says why the kernel for few rows is not used."""
     return {
         "dovetail": version,
         "python": platform.python_version(),
@@ -23,6 +23,7 @@ def examined(version: str) -> dict[str, Any]:
         "threads": _threads(),
         "memory": {"available_bytes": available_memory()},
         "devices": _devices(),
+        "kernel": kernel or "ready",
         "packages": _packages(None),
         "extras": {name: _packages(name) for name in ("plots", "lab", "data", "cluster", "eval", "serve", "grammar", "hf")},
     }
@@ -38,6 +39,7 @@ def text(report: dict[str, Any]) -> str:
         f"threads    {threads}",
         f"memory     {'unknown' if memory is None else f'{memory / 2**30:.1f} GB available'}",
         f"devices    {', '.join(report['devices']) or 'none: torch cannot be imported'}",
+        f"kernel     for weights of int8 and int4: {report['kernel']}",
         *([] if report["packages"] else [f"installed  no: there is no package {DISTRIBUTION}, so requirements are unknown"]),
         "",
         *(_line(package) for package in report["packages"]),

@@ -29,7 +29,12 @@ def run(given: Options, json: bool, node: Node = None) -> int:
         from dovetail.api.check_node import check_node
 
         return print_result(check_node(node, **given), json)
-    report = examined(__version__)
+    try:
+        from dovetail.ops.few_rows import state
+    except ImportError:
+        report = examined(__version__, "torch cannot be imported")
+    else:
+        report = examined(__version__, state())
     if json:
         print_json(report, indent=2)
     else:

@@ -21,6 +21,7 @@ from dovetail.model.model import ModelModule
 from dovetail.nn.ctx import Ctx
 from dovetail.nn.linear import Dense, Linear, Rows
 from dovetail.ops.attend import using
+from dovetail.ops.formats import kernels
 from dovetail.ops.formats.format import CODES, Format, Grid
 from dovetail.ops.formats.kinds import FP8, NF4, Int4, Int8
 from dovetail.proof.laws.case import IDENTITY, Case, NotApplicable, law, perturbed
@@ -129,6 +130,7 @@ def _packed(case: Case) -> None:
         x = torch.randn(max(PACKED_ROWS), leaf.shape[-1], generator=draw, dtype=torch.float64).bfloat16()
         for rows in PACKED_ROWS:
             _as_exact(case, leaf, x[:rows], f"{format}, {rows} rows")
+            _as_exact(case, leaf, x[:rows].float() * 1.1, f"{format}, {rows} rows of float32")
         leaf.leaf.load_state_dict(other.leaf.state_dict())
         _as_exact(case, leaf, x[:1], f"{format}, after other codes were loaded")
 
@@ -142,14 +144,23 @@ def _random_leaf(format: Format, draw: torch.Generator) -> QuantizedLeaf:
 
 
 def _as_exact(case: Case, leaf: QuantizedLeaf, x: Tensor, what: str) -> None:
-    """|fast − exact| ≤ 4 · |reference − exact| + 4 ulp of the largest output (ops/formats/kernels.py)."""
-    exact = x.double() @ leaf.format.decode(leaf.stored(), leaf.shape[-1]).double().T
+    """Each kernel within its bound, and the leaf, which uses one of them (ops/formats/kernels.py)."""
+    format, (out, inp) = leaf.format, leaf.shape
+    weight = format.decode(leaf.stored(), inp).double()
+    exact = x.double() @ weight.T
     with using("reference"):
         slow = leaf.leaf(x).double()
     bound = 4 * (slow - exact).abs().max() + 4 * torch.finfo(x.dtype).eps * exact.abs().max()
-    case.true(
-        bool((leaf.leaf(x).double() - exact).abs().max() <= bound), f"{what}: the kernel is not as exact as the reference"
-    )
+    sizes = x.double().abs().amax(-1, keepdim=True) * weight.abs().sum(-1)
+    able = [kernel for kernel in kernels.KERNELS if kernel.takes(format, leaf.shape, x.dtype)]
+    outputs = [("the leaf", able[0] if able else None, leaf.leaf(x))]
+    for kernel in able:
+        if kernel.rows is None or len(x) <= kernel.rows:
+            operands = kernels.prepared(kernel, format, leaf.stored(), inp)
+            outputs.append((type(kernel).__name__, kernel, kernels.product(kernel, format, operands, x, out)))
+    for name, kernel, y in outputs:
+        most = bound + (0.0 if kernel is None else kernel.rounding(x.dtype)) * sizes
+        case.true(bool(((y.double() - exact).abs() <= most).all()), f"{what}: {name} is not as exact as the reference")
 
 
 def _nearest(case: Case, path: str, leaf: Linear, format: Format, tensors: dict[str, Tensor]) -> None:

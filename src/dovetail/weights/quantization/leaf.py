@@ -33,7 +33,7 @@ class QuantizedStorage(Storage):
         self.shape, self.format = tuple(shape), format
         self.dtype = dtype  # of the dense W, as that of the model's other weights
         self.exact = frozenset({"grouped"}) if format.rounds_inputs else EXACT
-        self.operands: tuple[Tensor, Tensor] | None = None  # of the fast kernel, made when it is first used
+        self.operands: tuple[kernels.Kernel, kernels.Operands] | None = None  # of a fast kernel, made when it is first used
 
     def put(self, leaf: Linear, name: str, tensor: Tensor) -> None:
         """Set one of the tensors that the format declares."""
@@ -56,17 +56,25 @@ class QuantizedStorage(Storage):
         return y if leaf.bias is None else y + leaf.bias.to(y.dtype)
 
     def product(self, leaf: Linear, x: Tensor) -> Tensor:
-        """x Wᵀ, by a fast kernel where one offers itself."""
-        if not kernels.offers(self.format, self.shape, x):
-            return Product.apply(x, leaf, self)  # type: ignore[no-any-return]
-        if self.operands is None:
-            self.operands = kernels.prepared(self.format, self.stored(leaf), leaf.in_features)
-        return kernels.product(self.format, self.operands, x, leaf.out_features)
+        """x Wᵀ, by a fast kernel if there is one."""
+        return Product.apply(x, leaf, self) if torch.is_grad_enabled() and x.requires_grad else self.value(leaf, x)
+
+    def value(self, leaf: Linear, x: Tensor) -> Tensor:
+        """x Wᵀ without its gradient."""
+        kernel = kernels.offered(self.format, self.shape, x)
+        if kernel is None:
+            return F.linear(self.format.inputs(x), self.dense(leaf).to(x.dtype))
+        return kernels.product(kernel, self.format, self._operands(leaf, kernel), x, leaf.out_features)
+
+    def _operands(self, leaf: Linear, kernel: kernels.Kernel) -> kernels.Operands:
+        if self.operands is None or self.operands[0] is not kernel:
+            self.operands = kernel, kernels.prepared(kernel, self.format, self.stored(leaf), leaf.in_features)
+        return self.operands[1]
 
     def prepare(self, leaf: Linear) -> None:
-        tensors = self.stored(leaf)
-        if self.operands is None and kernels.takes(self.format, self.shape, self.dtype, tensors[CODES].device):
-            self.operands = kernels.prepared(self.format, tensors, leaf.in_features)
+        kernel = kernels.chosen(self.format, self.shape, self.dtype, self.stored(leaf)[CODES].device)
+        if kernel is not None:
+            self._operands(leaf, kernel)
 
     def grouped(self, leaf: Linear, x: Tensor, rows: Rows, ctx: Ctx | None) -> Tensor:
         if self.format.rounds_inputs:
@@ -143,7 +151,7 @@ class Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, leaf: Linear, storage: QuantizedStorage) -> Tensor:
         ctx.leaf, ctx.storage = leaf, storage
-        return F.linear(storage.format.inputs(x), storage.dense(leaf).to(x.dtype))
+        return storage.value(leaf, x)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
