@@ -13,7 +13,7 @@ from dovetail.base.memory import available_memory
 FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "sve", "bf16")
 
 
-def examined(version: str, kernel: str) -> dict[str, Any]:
+def examined(version: str, kernel: str = "") -> dict[str, Any]:
     """Return the versions, the machine and the packages as plain data; `kernel` says why the kernel for few rows is not used."""
     return {
         "dovetail": version,
