@@ -57,7 +57,7 @@ BUGS = [
     Bug(
         "data",
         "shards.py",
-        "Shard.ends",
+        "OpenShard.ends",
         "part[(part > start) & (part <= stop)]",
         "part[(part > start) & (part < stop)]",
         "a document that ends where a window ends has no end",

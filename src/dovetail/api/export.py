@@ -20,7 +20,7 @@ from dovetail.disk.untrusted import Directory
 from dovetail.views.blocks import View
 
 if TYPE_CHECKING:
-    from dovetail.files.model_dir import Piece
+    from dovetail.files.model_dir import LazyTensors
     from dovetail.hf.hf import Ported
     from dovetail.hf.load import Watch
     from dovetail.model.model import Model
@@ -120,7 +120,7 @@ def _export_step(run: Path, step: int, out: Path, family: str | None) -> Ported:
     return write_theirs(spec, _step_pieces(run, step, spec), where, out, family)
 
 
-def _step_pieces(run: Path, step: int, spec: Model) -> list[Piece]:
+def _step_pieces(run: Path, step: int, spec: Model) -> list[LazyTensors]:
     from dovetail.training.export import checkpoint_of, checkpoint_pieces  # imports torch.distributed
 
     return checkpoint_pieces(checkpoint_of(run, step), spec)

@@ -60,7 +60,7 @@ def plan(
     from dovetail.account import longest_length
     from dovetail.api.training_plan import TrainingPlan
     from dovetail.planning.report import layout_data, outlook
-    from dovetail.planning.search import Job, Planned, search
+    from dovetail.planning.search import Planned, PlannedJob, search
     from dovetail.spec.check import check
     from dovetail.training.objective import next_token
     from dovetail.views.plan import layout_line
@@ -73,7 +73,7 @@ def plan(
     if length > min(MAX_LENGTH, longest or MAX_LENGTH):
         raise SpecError("--length", f"{length} is above {longest or MAX_LENGTH}, the longest sequence of the model")
     count = None if tokens is None else read_count(tokens)
-    job = Job(
+    job = PlannedJob(
         changed,
         gpus,
         device_named(device),

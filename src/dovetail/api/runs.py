@@ -24,7 +24,7 @@ from dovetail.views.page import Page
 from dovetail.views.runs import run_curves, run_row, run_table, runs_page
 
 if TYPE_CHECKING:
-    from dovetail.training.compare_runs import Comparison
+    from dovetail.training.compare_runs import RunComparison
     from dovetail.training.metrics import StepMetrics
     from dovetail.training.record import RunRecord
 
@@ -37,7 +37,7 @@ class RunList(Result):
 
     records: tuple[RunRecord, ...]
     unreadable: tuple[str, ...]  # errors of run directories that cannot be read
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[RunComparison, ...]
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -28,7 +28,7 @@ import numpy as np
 from dovetail.base.errors import FileError
 from dovetail.data.duplicates import drop_duplicates, is_unique, write_hashes
 from dovetail.data.executors import Executor
-from dovetail.data.manifest import HELD_OUT, MANIFEST_FILE, PLAN_FILE, TRAIN, Manifest, Split, TokenizerInfo
+from dovetail.data.manifest import HELD_OUT, MANIFEST_FILE, PLAN_FILE, TRAIN, DataSplit, Manifest, TokenizerInfo
 from dovetail.data.plan import BuildPlan, size_and_time
 from dovetail.data.shards import ShardInfo, ShardWriter, dtype_for
 from dovetail.disk.atomic import sync, try_lock, write_atomically
@@ -44,7 +44,7 @@ Progress = Callable[[str, int, int], None]  # (phase, bytes that are done, all b
 
 
 @dc.dataclass(frozen=True)
-class Record:
+class UnitRecord:
     """What a unit became."""
 
     shards: dict[str, ShardInfo]  # by split; a split without documents has none
@@ -111,7 +111,7 @@ def write_unit(directory: str, plan_sha256: str, number: int) -> int:
                     writers[split] = stack.enter_context(writer)
                 writers[split].add(np.concatenate([ids, end]), len(text.encode()))
     shards = {split: writer.info for split, writer in writers.items() if writer.info is not None}
-    record = Record(shards, **counts)
+    record = UnitRecord(shards, **counts)
     write_atomically(_work(directory, number, "json"), json.dumps(dc.asdict(record)))
     return sum(info.tokens for info in shards.values())
 
@@ -132,10 +132,10 @@ def _work(directory: str | Path, number: int, suffix: str) -> Path:
     return Path(directory) / WORK / f"unit-{number:05d}.{suffix}"
 
 
-def _record(directory: Path, number: int) -> Record:
+def _record(directory: Path, number: int) -> UnitRecord:
     data: dict[str, Any] = json.loads(_work(directory, number, "json").read_text(encoding="utf-8"))
     data["shards"] = {split: ShardInfo(**info) for split, info in data["shards"].items()}
-    return Record(**data)
+    return UnitRecord(**data)
 
 
 # -- all units ----------------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def _run(
 
 def _manifest(directory: Path, plan: BuildPlan) -> Manifest:
     records = [_record(directory, number) for number in range(len(plan.units))]
-    splits = {split: Split(tuple(one.shards[split] for one in records if split in one.shards)) for split in SPLITS}
+    splits = {split: DataSplit(tuple(one.shards[split] for one in records if split in one.shards)) for split in SPLITS}
     dropped = {name: sum(getattr(one, name) for one in records) for name in ("duplicates", "empty")}
     settings = plan.settings
     told = {**dc.asdict(settings.options), "deduplicate": settings.deduplicate, "held_out": settings.held_out}

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dovetail.account import account
-from dovetail.planning.search import OVERLAP, Job, Planned, Refused
+from dovetail.planning.search import OVERLAP, Planned, PlannedJob, RefusedLayout
 from dovetail.planning.stages import bubble
 from dovetail.spec.fold import parameters
 from dovetail.training.plan import Precision
@@ -89,11 +89,11 @@ class PlanReport:
     """Layouts of a job: those that were traced, the ones that fit first and of these the fastest, and those that cannot run."""
 
     name: str
-    job: Job
+    job: PlannedJob
     tokens: float | None
     layouts: tuple[Planned, ...]
     outlooks: tuple[Outlook, ...]  # of the layouts
-    refused: tuple[Refused, ...]
+    refused: tuple[RefusedLayout, ...]
     not_traced: int  # slower by estimate
 
     @property
@@ -114,7 +114,7 @@ class PlanReport:
         return assumptions(self.job)
 
 
-def outlook(job: Job, one: Planned, tokens: float | None, price: float | None, restart: float = RESTART) -> Outlook:
+def outlook(job: PlannedJob, one: Planned, tokens: float | None, price: float | None, restart: float = RESTART) -> Outlook:
     """Return what a run takes; `price` is in dollars per GPU-hour, `restart` in seconds from an interruption to a step."""
     per_step, step = job.batch * job.length, one.seconds.total
     work = account(job.spec, job.length).flops_per_token
@@ -133,7 +133,7 @@ def outlook(job: Job, one: Planned, tokens: float | None, price: float | None, r
     )
 
 
-def layout_data(job: Job, one: Planned, found: Outlook) -> dict[str, Any]:
+def layout_data(job: PlannedJob, one: Planned, found: Outlook) -> dict[str, Any]:
     """Return a layout as plain data."""
     seconds, memory, setting = one.seconds, one.memory, one.setting
     return {
@@ -160,7 +160,7 @@ def layout_data(job: Job, one: Planned, found: Outlook) -> dict[str, Any]:
     }
 
 
-def _reason(best: Planned, others: Sequence[Planned], job: Job) -> str:
+def _reason(best: Planned, others: Sequence[Planned], job: PlannedJob) -> str:
     free = 1 - best.memory.peak / job.device.usable
     why = f"the shortest step of the layouts that fit, with {free:.0%} of the usable memory free; limited by {best.limit}"
     second = next((one for one in others if one.fits), None)
@@ -170,7 +170,7 @@ def _reason(best: Planned, others: Sequence[Planned], job: Job) -> str:
     return f"{why}; the next, {second.layout}, takes {gain:.1%} longer, limited by {second.limit}"
 
 
-def assumptions(job: Job, restart: float = RESTART) -> list[str]:
+def assumptions(job: PlannedJob, restart: float = RESTART) -> list[str]:
     """Return what the figures rest on."""
     device, reached = job.device, job.device.efficiency
     products = f"products at {reached.products:.0%} of {device.peak(DTYPES[job.precision]) / 1e12:,.3g} TFLOP/s"

@@ -68,16 +68,16 @@ class Replica:
 
 
 @dc.dataclass(frozen=True)
-class Refused:
+class RefusedRanks:
     """A number of ranks that cannot hold or share the model, and why."""
 
     tensor: int
     reason: str
 
 
-def replicas(spec: Model, device: Device, load: Load, tensor: int | None) -> tuple[list[Replica], list[Refused]]:
+def replicas(spec: Model, device: Device, load: Load, tensor: int | None) -> tuple[list[Replica], list[RefusedRanks]]:
     """A replica for each number of tensor-parallel ranks within a node, by powers of two, or for the one that is given."""
-    found, refused = list[Replica](), list[Refused]()
+    found, refused = list[Replica](), list[RefusedRanks]()
     sizes = [tensor] if tensor is not None else [2**i for i in range(device.node.bit_length()) if 2**i <= device.node]
     formula = Formula(spec, load.prompt)
     for ranks in sizes:
@@ -85,7 +85,7 @@ def replicas(spec: Model, device: Device, load: Load, tensor: int | None) -> tup
             formula.weights(Layout(tensor=ranks))
             found.append(_replica(spec, device, load, ranks))
         except SpecError as error:
-            refused.append(Refused(ranks, str(error)))
+            refused.append(RefusedRanks(ranks, str(error)))
     return found, refused
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from dovetail.model.model import Model
 from dovetail.planning.device import Device
-from dovetail.planning.serving import Capacity, Load, Refused, Replica, assumptions
+from dovetail.planning.serving import Capacity, Load, RefusedRanks, Replica, assumptions
 from dovetail.spec.fold import parameters
 
 
@@ -20,7 +20,7 @@ class ServingReport:
     device: Device
     load: Load
     replicas: tuple[Replica, ...]
-    refused: tuple[Refused, ...]
+    refused: tuple[RefusedRanks, ...]
     capacity: Capacity | None
 
     @property

@@ -203,7 +203,7 @@ class Part:
         """`replace` with plain data, read by the declared type of each field: `set("…mixer.position", "alibi")`."""
         return self.rewrite(pattern, lambda place: _read(data, place.hint, place.path, place.default_kind))
 
-    def rewrite(self, pattern: str, new: Callable[[Place], Any]) -> Self:
+    def rewrite(self, pattern: str, new: Callable[[FieldMatch], Any]) -> Self:
         """`replace` with a value that `new` computes from the place of each field that matches."""
         hits: list[str] = []
         spec = _rewrite(self, pattern.split("."), new, hits, "")
@@ -213,7 +213,7 @@ class Part:
 
 
 @dc.dataclass(frozen=True)
-class Place:
+class FieldMatch:
     """A field that a pattern matches: its path, its value, its declared type, and its default kind."""
 
     path: str
@@ -267,7 +267,7 @@ def _below(part: Part | tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _rewrite(part: Any, pattern: list[str], new: Callable[[Place], Any], hits: list[str], path: str) -> Any:
+def _rewrite(part: Any, pattern: list[str], new: Callable[[FieldMatch], Any], hits: list[str], path: str) -> Any:
     head, rest = pattern[0], pattern[1:]
     changes: dict[str, Any] = {}
     hints = field_types(type(part))
@@ -277,7 +277,7 @@ def _rewrite(part: Any, pattern: list[str], new: Callable[[Place], Any], hits: l
             continue
         if not rest:
             hits.append(here)
-            changes[field.name] = new(Place(here, old, hints[field.name], _default_kind(field)))
+            changes[field.name] = new(FieldMatch(here, old, hints[field.name], _default_kind(field)))
         elif isinstance(old, Part):
             changes[field.name] = _rewrite(old, rest, new, hits, here)
         elif isinstance(old, tuple):
@@ -297,10 +297,12 @@ def _matches(name: str, pattern: str, inside: Any) -> bool:
     return step != 0 and int(name) in range(len(inside))[start:stop:step]
 
 
-def _rewrite_item(item: Any, hint: Any, pattern: list[str], new: Callable[[Place], Any], hits: list[str], here: str) -> Any:
+def _rewrite_item(
+    item: Any, hint: Any, pattern: list[str], new: Callable[[FieldMatch], Any], hits: list[str], here: str
+) -> Any:
     if len(pattern) == 1:
         hits.append(here)
-        return new(Place(here, item, hint, item.kind if isinstance(item, Part) else None))
+        return new(FieldMatch(here, item, hint, item.kind if isinstance(item, Part) else None))
     return _rewrite(item, pattern[1:], new, hits, here) if isinstance(item, Part) else item
 
 

@@ -47,7 +47,7 @@ class Completion:
 
 
 @dc.dataclass(frozen=True)
-class Chat:
+class Conversation:
     """Messages; the turns of the assistant from `first` on are answers. `tools` are those that the template renders."""
 
     messages: tuple[Message, ...]
@@ -59,7 +59,7 @@ class Chat:
         return [i for i, one in enumerate(self.messages) if i >= self.first and one["role"] == ANSWERS]
 
 
-Example = Completion | Chat
+Example = Completion | Conversation
 
 
 class Encoded(NamedTuple):
@@ -110,17 +110,19 @@ class TurnEncoder:
         renders = iter(self._rendered([one for _, one in examples]))
         return [
             self._chat(where, one, [next(renders) for _ in range(2 * len(one.answers()))])
-            if isinstance(one, Chat)
+            if isinstance(one, Conversation)
             else self._completion(where, one)
             for where, one in examples
         ]
 
-    def prompts(self, prompts: Sequence[str | Chat]) -> list[list[int]]:
+    def prompts(self, prompts: Sequence[str | Conversation]) -> list[list[int]]:
         """Return the ids of prompts, behind which the model generates: plain texts, or messages to answer."""
-        chats = [(one.messages, True, one.tools) for one in prompts if isinstance(one, Chat)]
+        chats = [(one.messages, True, one.tools) for one in prompts if isinstance(one, Conversation)]
         renders = iter(self._render(chats))
         return [
-            self.tokenizer.prompt(next(renders), add_special=False) if isinstance(one, Chat) else self.tokenizer.prompt(one)
+            self.tokenizer.prompt(next(renders), add_special=False)
+            if isinstance(one, Conversation)
+            else self.tokenizer.prompt(one)
             for one in prompts
         ]
 
@@ -140,7 +142,7 @@ class TurnEncoder:
 
     def _rendered(self, examples: Sequence[Example]) -> list[str]:
         """For each answer of each chat: the prompt before it, and the text through it."""
-        chats = [one for one in examples if isinstance(one, Chat)]
+        chats = [one for one in examples if isinstance(one, Conversation)]
         return self._render(
             [
                 request
@@ -179,7 +181,7 @@ class TurnEncoder:
                 what = f"writes {literal[:SHOWN]!r}, which the tokenizer of {self.origin} splits into {len(ids)} tokens"
                 raise FileError(f"{self.template.origin}: {what}; add it to tokenizer.json as a special token")
 
-    def _chat(self, where: str, example: Chat, renders: Sequence[str]) -> Encoded:
+    def _chat(self, where: str, example: Conversation, renders: Sequence[str]) -> Encoded:
         if not renders:
             raise FileError(f"{where}: has no message of the role {ANSWERS!r} to learn; give one")
         whole, spans = self.tokenizer.prompt(renders[-1], add_special=False), list[tuple[int, int]]()

@@ -45,7 +45,7 @@ from dovetail.spec.fold import over_vocab
 from dovetail.text.tokenizer import END, Tokenizer
 from dovetail.training.objective import NOT_A_SETTING, Objective, Reads, Seq2Seq, Setup, check_reads_pairs, run_sides, sides
 from dovetail.training.rows import FRACTION, PaddedTexts, row_source
-from dovetail.training.source import Note, Rows, Shape, Source, TokenizerKind, tokenizer_for
+from dovetail.training.source import BatchShape, Note, Rows, Source, TokenizerKind, tokenizer_for
 
 # -- contrastive learning ---------------------------------------------------------------------------------------------
 
@@ -94,7 +94,7 @@ class Contrastive(Objective):
             raise SpecError("head", "pairs are compared by one vector per row", "--set head=pooled_embedding")
 
     @classmethod
-    def read_pairs(cls, path: Path, spec: Model, kind: TokenizerKind | Tokenizer, shape: Shape, note: Note) -> Source:
+    def read_pairs(cls, path: Path, spec: Model, kind: TokenizerKind | Tokenizer, shape: BatchShape, note: Note) -> Source:
         data = read_pairs(path)
         train, held_out = held_out_rows(len(data.first), FRACTION)
         joined = "\n".join(text for i in train for text in (data.first[i], data.second[i]))
@@ -203,7 +203,7 @@ class Translation(Seq2Seq):
         return cls(tokenizer, length)
 
     @classmethod
-    def read_pairs(cls, path: Path, spec: Model, kind: TokenizerKind | Tokenizer, shape: Shape, note: Note) -> Source:
+    def read_pairs(cls, path: Path, spec: Model, kind: TokenizerKind | Tokenizer, shape: BatchShape, note: Note) -> Source:
         data = read_pairs(path)
         train, _ = held_out_rows(len(data.first), FRACTION)
         joined = "\n".join(text for i in train for text in (data.first[i], data.second[i]))

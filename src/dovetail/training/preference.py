@@ -37,7 +37,7 @@ from dovetail.nn.module import at_least_fp32
 from dovetail.text.conversation import Encoded
 from dovetail.training.objective import Setup, TuningData, run_side, run_sides, sides
 from dovetail.training.reference import add_reference
-from dovetail.training.source import Note, Rows, Shape, Source
+from dovetail.training.source import BatchShape, Note, Rows, Source
 from dovetail.training.tuning import TuningObjective, TuningRows, packed_batch
 
 
@@ -115,7 +115,7 @@ class Pairs(RowObjective):
     """An objective on pairs."""
 
     @classmethod
-    def read(cls, path: Path, spec: Model, shape: Shape, note: Note, data: TuningData) -> Source:
+    def read(cls, path: Path, spec: Model, shape: BatchShape, note: Note, data: TuningData) -> Source:
         rows = TuningRows(path, *read_preferences(path), spec, shape, note, data)
         chosen, rejected = ([pair[i] for pair in rows.encoded] for i in range(2))
         return rows.source(lambda some: two_sided(chosen, rejected, some, shape.length), *rows.parts)
@@ -232,7 +232,7 @@ class Kto(RowObjective):
         return weights * (1 - torch.sigmoid(self.beta * gains)), gains
 
     @classmethod
-    def read(cls, path: Path, spec: Model, shape: Shape, note: Note, data: TuningData) -> Source:
+    def read(cls, path: Path, spec: Model, shape: BatchShape, note: Note, data: TuningData) -> Source:
         rows = TuningRows(path, *read_judged(path), spec, shape, note, data)
         own = [one for (one,) in rows.encoded]
         if len(own) < 2:

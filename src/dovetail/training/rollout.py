@@ -33,7 +33,7 @@ from dovetail.state.pool import Pool
 STREAM = "rollouts"
 
 
-class Rollout(NamedTuple):
+class SampledAnswer(NamedTuple):
     """A completion: its token ids, the end token included where it came to one, and the log-prob of each."""
 
     tokens: list[int]
@@ -49,12 +49,12 @@ def roll_out(
     temperature: float,
     stop: Collection[int],
     seed: int,
-) -> list[Rollout]:
+) -> list[SampledAnswer]:
     """Sample `group` completions of every prompt; those of a prompt follow each other. Temperature 0 is greedy."""
     check_generates(model.part)
     device, count, lengths = model.device, len(prompts) * group, [len(one) for one in prompts]
     pool = Pool(model.part, count, max(lengths) + max_tokens, dtype=model.dtype, device=device)
-    found = [Rollout([], []) for _ in range(count)]
+    found = [SampledAnswer([], []) for _ in range(count)]
     stream, alive = streams(torch.tensor(seed), [STREAM])[0].to(device), list(range(count))
     with evaluating(model):
         logits = _prefill(model, pool, prompts, group)

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from dovetail.base.errors import FileError, UsageError, did_you_mean
 from dovetail.base.limits import TEMPLATE_BYTES
-from dovetail.data.chats import Row, read_answers
+from dovetail.data.chats import TuningRow, read_answers
 from dovetail.data.corpus import Batch
 from dovetail.data.rows import held_out_rows
 from dovetail.decoding.generation import Vocabulary
@@ -45,7 +45,7 @@ from dovetail.text.chat import ChatTemplate
 from dovetail.text.conversation import Encoded, TurnEncoder
 from dovetail.training.objective import NOT_A_SETTING, NextToken, Objective, Reads, Setup, TuningData, context
 from dovetail.training.rows import FRACTION, row_source
-from dovetail.training.source import Note, Rows, Shape, Source, check_vocab
+from dovetail.training.source import BatchShape, Note, Rows, Source, check_vocab
 
 PLAIN_TEMPLATE = "plain"
 MULTIPLE = 16  # of which the tokens of a padded row are one: fewer shapes, and chunks of rows are whole
@@ -63,7 +63,7 @@ class TuningObjective(Objective):
         NextToken.check(spec)
 
     @classmethod
-    def read(cls, path: Path, spec: Model, shape: Shape, note: Note, data: TuningData) -> Source:
+    def read(cls, path: Path, spec: Model, shape: BatchShape, note: Note, data: TuningData) -> Source:
         """Read answers, several per row."""
         rows = TuningRows(path, *read_answers(path), spec, shape, note, data)
         packs = Packs([one for (one,) in rows.encoded], rows.parts, shape)
@@ -85,7 +85,7 @@ class TuningRows:
     """The rows of a file that fit into `length` tokens, encoded; the rows to train on and those held out."""
 
     def __init__(
-        self, path: Path, rows: Sequence[Row], sha256: str, spec: Model, shape: Shape, note: Note, data: TuningData
+        self, path: Path, rows: Sequence[TuningRow], sha256: str, spec: Model, shape: BatchShape, note: Note, data: TuningData
     ) -> None:
         self.path, self.shape, self.data = path, shape, data
         self.encoder = turn_encoder(data.vocabulary, data.options.get("template"), data.origin)
@@ -125,7 +125,7 @@ class TuningRows:
 class Packs:
     """Examples in rows of at most `length` tokens; the rows to train on come first."""
 
-    def __init__(self, encoded: Sequence[Encoded], parts: tuple[Rows, Rows], shape: Shape) -> None:
+    def __init__(self, encoded: Sequence[Encoded], parts: tuple[Rows, Rows], shape: BatchShape) -> None:
         self.encoded, self.length = encoded, shape.length
         at_least = (shape.batch, 1)
         train, held_out = (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import NamedTuple
 
-from dovetail.account import Account, Node, account, usual_length
+from dovetail.account import Account, TreeNode, account, usual_length
 from dovetail.base.units import count, flops, size
 from dovetail.views.diff import STYLES, shape_text
 from dovetail.views.page import Fact, body
@@ -17,16 +17,16 @@ from dovetail.weights.surgery.groups import field_groups, tensor_groups
 OPEN = ("impossible", "dropped", "new", "transformed")  # statuses whose tables are unfolded at first
 
 
-class Pair(NamedTuple):
+class PartPair(NamedTuple):
     """A part of a, the part of b at the same path, and how many neighboring layers are this pair."""
 
     label: str
-    a: Node | None
-    b: Node | None
+    a: TreeNode | None
+    b: TreeNode | None
     times: int = 1
 
     @property
-    def node(self) -> Node:
+    def node(self) -> TreeNode:
         """The part that both have, or that one has."""
         node = self.b or self.a
         assert node is not None
@@ -67,11 +67,11 @@ class Pair(NamedTuple):
         return "" if not a and not b else f"{count(a)} parameters" if a == b else f"{count(a)} → {count(b)} parameters"
 
     @property
-    def children(self) -> list[Pair]:
+    def children(self) -> list[PartPair]:
         """The parts below a pair by name, in the order of a and then of b; equal neighboring layers are one."""
         below = [{} if node is None else {_name(child, node): child for child in node.children} for node in (self.a, self.b)]
-        pairs = [Pair(name, below[0].get(name), below[1].get(name)) for name in _merged(list(below[0]), list(below[1]))]
-        folded: list[Pair] = []
+        pairs = [PartPair(name, below[0].get(name), below[1].get(name)) for name in _merged(list(below[0]), list(below[1]))]
+        folded: list[PartPair] = []
         for _, group in groupby(pairs, lambda one: (one.label.rpartition(" ")[0] or one.label, one.form)):
             run = list(group)
             label = run[0].label if len(run) == 1 else f"{run[0].label}–{run[-1].label.rpartition(' ')[2]} ×{len(run)}"
@@ -89,7 +89,7 @@ def diff_body(result: Diff, names: tuple[str, str]) -> str:
         summary={status: result.summary[status] for status in STYLES},
         figures=_facts(*costs),
         fields=field_groups(result),
-        root=Pair("model", costs[0].tree, costs[1].tree),
+        root=PartPair("model", costs[0].tree, costs[1].tree),
         tensors={status: tensor_groups(result, status) for status in STYLES},
         open_statuses=OPEN,
         description=description,
@@ -111,7 +111,7 @@ def _fact(name: str, a: str, b: str, note: str) -> Fact:
     return Fact(name, a if a == b else f"{a} → {b}", note)
 
 
-def _shapes(node: Node | None) -> list[str]:
+def _shapes(node: TreeNode | None) -> list[str]:
     return [] if node is None else [f"{name} {shape_text(shape)}" for name, shape in node.shapes.items()]
 
 
@@ -124,10 +124,10 @@ def _merged(a: list[str], b: list[str]) -> list[str]:
     return names
 
 
-def _name(child: Node, parent: Node) -> str:
+def _name(child: TreeNode, parent: TreeNode) -> str:
     """Return `mixer`, or `layers 3` for a layer."""
     return child.path.removeprefix(parent.path).lstrip(".").replace(".", " ")
 
 
-def _own(node: Node) -> tuple[object, ...]:
+def _own(node: TreeNode) -> tuple[object, ...]:
     return node.kind, repr(node.about), repr(node.shapes), repr(node.same_as)

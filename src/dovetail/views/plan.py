@@ -11,7 +11,7 @@ from rich.text import Text
 
 from dovetail.base.units import count, flops, size
 from dovetail.planning.report import HOUR, Outlook, PlanReport, bubble_of
-from dovetail.planning.search import Job, Planned
+from dovetail.planning.search import Planned, PlannedJob
 from dovetail.spec.fold import parameters
 from dovetail.views.console import plain_table
 
@@ -112,7 +112,7 @@ def layout_rows(plan: PlanReport) -> Iterator[tuple[str, ...]]:
         yield _layout_cells(plan.job, one, found)
 
 
-def layout_line(job: Job, one: Planned, found: Outlook) -> Text:
+def layout_line(job: PlannedJob, one: Planned, found: Outlook) -> Text:
     """One layout in a line, which is printed when it is traced."""
     layout, _, *cells = _layout_cells(job, one, found)
     mark = ("✓ ", "green") if one.fits else ("✗ ", "yellow")
@@ -120,7 +120,7 @@ def layout_line(job: Job, one: Planned, found: Outlook) -> Text:
     return Text.assemble(mark, (layout, "bold"), ": " + ", ".join(f"{name} {cell}" for name, cell in pairs if cell != "–"))
 
 
-def _layout_cells(job: Job, one: Planned, found: Outlook) -> tuple[str, ...]:
+def _layout_cells(job: PlannedJob, one: Planned, found: Outlook) -> tuple[str, ...]:
     """A row of the table of layouts, by COLUMNS."""
     days = "–" if found.days is None else f"{found.days:,.1f}"
     numbers = size(one.memory.peak), f"{one.seconds.total:.3g} s", f"{found.mfu:.1%}", days

@@ -38,7 +38,7 @@ from dovetail.nn.layout import TokenLayout
 from dovetail.nn.module import at_least_fp32, tensor_at
 from dovetail.proof.compare.decoding import NO_CACHE, Decoder, arguments_of, cached_decoder, decode_refusal
 from dovetail.proof.compare.float64 import float32_islands_widened
-from dovetail.proof.compare.match import Place, comparable, ours, places_by_name, routers
+from dovetail.proof.compare.match import MatchedModule, comparable, ours, places_by_name, routers
 from dovetail.proof.compare.prompt import Prompt
 from dovetail.proof.compare.record import ANSWER, Recording, answer_of, record
 from dovetail.proof.compare.user_code import errors_named, factory_of, import_file
@@ -67,7 +67,7 @@ class Side(ABC):
         """A function that decodes with a cache; a string says why the side cannot."""
 
     @abstractmethod
-    def places(self, module: nn.Module, spec: Model) -> list[Place]:
+    def places(self, module: nn.Module, spec: Model) -> list[MatchedModule]:
         """The modules that compute the outputs of our modules of a spec."""
 
     def reference(self) -> ModelModule | None:
@@ -75,7 +75,7 @@ class Side(ABC):
         return None
 
 
-Places = Callable[[nn.Module], Sequence[Place]]
+Places = Callable[[nn.Module], Sequence[MatchedModule]]
 
 
 @torch.no_grad()
@@ -141,7 +141,7 @@ class NativeSide(Side):
 
         return step
 
-    def places(self, module: nn.Module, spec: Model) -> list[Place]:
+    def places(self, module: nn.Module, spec: Model) -> list[MatchedModule]:
         assert self.spec is not None
         paths = {**comparable(self.spec), **routers(self.spec)}
         return [place for place in ours(spec) if place.theirs in paths]
@@ -216,7 +216,7 @@ class ModuleSide(Side):
             return NO_CACHE
         return cached_decoder(partial(self._call, module), arguments_of(module), prompt.inputs, answer_of)
 
-    def places(self, module: nn.Module, spec: Model) -> list[Place]:
+    def places(self, module: nn.Module, spec: Model) -> list[MatchedModule]:
         return places_by_name(module, spec, self.user_map)
 
 

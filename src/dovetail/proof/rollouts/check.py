@@ -20,7 +20,7 @@ from dovetail.base.errors import FileError, UsageError
 from dovetail.proof.compare.comparison import EXACT, Progress, short
 from dovetail.proof.compare.opening import EMITTED, SideLike, label_of, local
 from dovetail.proof.compare.sides import ModelSide, Side, in_dtype
-from dovetail.proof.rollouts.decomposition import Context, RoundingSize, verdict_of
+from dovetail.proof.rollouts.decomposition import RoundingSize, VerdictContext, verdict_of
 from dovetail.proof.rollouts.explain import Explanation, LogitSource, Search
 from dovetail.proof.rollouts.file import Rollout, read_rollouts
 from dovetail.proof.rollouts.fit import size
@@ -74,7 +74,7 @@ def explain_rollouts(
     if why and left > noise.floor and best.source.cause not in ("dtype", STALE):
         progress("searching for another architecture")
         best, tried = with_structure(search, side, best)
-    return verdict_of(search, best, Context(side, path, rollouts, dtype, noise, trainer, tried, bool(older), why))
+    return verdict_of(search, best, VerdictContext(side, path, rollouts, dtype, noise, trainer, tried, bool(older), why))
 
 
 def check_vocabulary(rollouts: Sequence[Rollout], vocab: int, path: str) -> None:

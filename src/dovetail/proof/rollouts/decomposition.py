@@ -61,7 +61,7 @@ class RoundingSize:
 
 
 @dc.dataclass(frozen=True)
-class Context:
+class VerdictContext:
     """What the verdict needs beside the explanation."""
 
     side: Side
@@ -75,7 +75,7 @@ class Context:
     why: bool
 
 
-def verdict_of(search: Search, best: Explanation, given: Context) -> RolloutVerdict:
+def verdict_of(search: Search, best: Explanation, given: VerdictContext) -> RolloutVerdict:
     """The verdict: the components of the gap, and what is left by its size and shape."""
     sampled, notes = search.sampled, []
     gap, found, rest = components(search, best)
@@ -131,7 +131,7 @@ def _merged(found: list[Component]) -> list[Component]:
     return list(merged.values())
 
 
-def rest_of(sampled: Sampled, valid: Tensor, rest: Tensor, given: Context) -> list[Component]:
+def rest_of(sampled: Sampled, valid: Tensor, rest: Tensor, given: VerdictContext) -> list[Component]:
     """What the explanation leaves: rounding by its size, and what is more than that."""
     noise, left = given.noise, size(rest)
     formula, far = "s − log q", rest.abs() > max(FAR, FAR_TIMES * given.noise.widest)
@@ -197,7 +197,7 @@ def raw_notes(best: Explanation, sampled: Sampled) -> list[str]:
     return [f"the file records temperature {shown}, and the log-probs are those before temperature"]
 
 
-def trainer_notes(sampled: Sampled, given: Context) -> list[str]:
+def trainer_notes(sampled: Sampled, given: VerdictContext) -> list[str]:
     """A note where the file holds the trainer's own log-probs and the model does not give them."""
     places = zip(sampled.rollout.tolist(), sampled.position.tolist(), strict=True)
     rows = [(k, trainer[j]) for k, (i, j) in enumerate(places) if (trainer := sampled.rollouts[i].trainer) is not None]

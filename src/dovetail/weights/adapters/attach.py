@@ -198,7 +198,7 @@ def detach(model: ModelModule) -> None:
     model.frozen_by_attach = frozenset()
 
 
-class Merged:
+class MergedWeights:
     """The weights that a merge replaced, and the adapters."""
 
     def __init__(self, model: ModelModule, old: list[tuple[Linear, Tensor, Tensor | None]], adapters: list[Any]) -> None:
@@ -216,7 +216,7 @@ class Merged:
 
 
 @torch.no_grad()
-def merge(model: ModelModule) -> Merged:
+def merge(model: ModelModule) -> MergedWeights:
     """Store the adapted matrix of every leaf as its weight, each once, and remove the adapters. The returned object keeps the
     old weights, and can undo it; drop it to free them."""
     old: list[tuple[Linear, Tensor, Tensor | None]] = []
@@ -227,7 +227,7 @@ def merge(model: ModelModule) -> Merged:
         old.append((leaf, leaf.dense().clone(), None if leaf.bias is None else leaf.bias.clone()))
         leaf.set_matrix(weight, bias)
     detach(model)
-    return Merged(model, old, adapters)
+    return MergedWeights(model, old, adapters)
 
 
 def _owners(model: nn.Module) -> Iterator[Linear]:
