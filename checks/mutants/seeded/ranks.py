@@ -30,8 +30,8 @@ from dovetail.parts import head
 from dovetail.proof.laws.mutant import Mutant, instead, spec
 from dovetail.spec.fold import Declared
 from dovetail.weights.adapters import lora
-from dovetail.weights.adapters.dropout import InputDropout
 from dovetail.weights.adapters.kind import Tp
+from dovetail.weights.adapters.lora import InputDropout
 
 _local_slices, _first = construction.local_slices, Ranks.first
 _reader, _gather, _split_rows = shard._reader, collective.gather, TokenLayout.split_rows

@@ -82,7 +82,7 @@ def build_data(
     """
     from dovetail.data.build import build
     from dovetail.data.manifest import HELD_OUT
-    from dovetail.data.tokenizing import end_token, read_tokenizer
+    from dovetail.data.plan import end_token, read_tokenizer
 
     options = ReadOptions(field, lines, separator)
     if (workers, cluster, executor).count(None) < 2:

@@ -6,9 +6,9 @@ import dataclasses as dc
 from typing import Any
 
 from dovetail.api.result import Result
-from dovetail.planning.serving_report import ServingReport
+from dovetail.planning.serving import ServingReport
 from dovetail.views.blocks import View
-from dovetail.views.serving_plan import serving_view
+from dovetail.views.plan import serving_view
 
 
 @dc.dataclass(frozen=True, repr=False)

@@ -10,8 +10,7 @@ from dovetail.planning.report import PlanReport, layout_data
 from dovetail.spec.fold import parameters
 from dovetail.views.blocks import View
 from dovetail.views.page import Page
-from dovetail.views.plan import plan_view
-from dovetail.views.plan_page import plan_page
+from dovetail.views.plan import plan_page, plan_view
 
 
 @dc.dataclass(frozen=True, repr=False)

@@ -7,6 +7,7 @@
     prefill     FLOPs of the prompt / peak
     requests/s  1 / (prefill + answer · step / rows)             each request takes its prefill, and its share of the steps
 
+What a plan says (`ServingReport`): the replicas by their number of ranks, the best of them, and what some users need.
 These are upper bounds of a real engine: no scheduler, no kernel overhead, no waiting. Pope et al. 2022 (inference by roofline).
 """
 
@@ -17,7 +18,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 from dovetail.account import value_bytes
 from dovetail.base.errors import SpecError
@@ -25,7 +26,7 @@ from dovetail.model.model import Model
 from dovetail.parallel.layout import Layout
 from dovetail.planning.device import Device
 from dovetail.planning.formula import Formula
-from dovetail.spec.fold import attention_flops, declared, matmul_flops, states
+from dovetail.spec.fold import attention_flops, declared, matmul_flops, parameters, states
 from dovetail.spec.weight import State, Weight
 
 Stored = Literal["fp32", "bf16", "fp8", "int8", "int4"]
@@ -201,3 +202,43 @@ def assumptions(device: Device, load: Load) -> Iterator[str]:
     yield f"{load.prompt:,} + {load.answer:,} tokens per request, no shared prefix, no speculation, a paged cache without waste"
     yield "upper bounds: no scheduler, no kernel overhead; prefill and decode do not overlap"
     yield f"replicas are planned for {HEADROOM:.0%} of their requests per second, and one is spare"
+
+
+@dc.dataclass(frozen=True, repr=False)
+class ServingReport:
+    """Replicas of a model on a device, and the capacity that some users need of the best."""
+
+    name: str
+    spec: Model
+    device: Device
+    load: Load
+    replicas: tuple[Replica, ...]
+    refused: tuple[RefusedRanks, ...]
+    capacity: Capacity | None
+
+    @property
+    def best(self) -> Replica | None:
+        """The replica with the most requests per second and GPU."""
+        return max(self.replicas, key=lambda one: one.requests(self.load) / one.tensor, default=None)
+
+    def data(self) -> dict[str, Any]:
+        """The plan as plain data."""
+
+        def data(one: Replica) -> dict[str, Any]:
+            return {
+                **dc.asdict(one),
+                "requests_per_second": one.requests(self.load),
+                "tokens_per_second": one.tokens(self.load),
+            }
+
+        return {
+            "spec": self.name,
+            "parameters": parameters(self.spec),
+            "device": self.device.name,
+            **dc.asdict(self.load),
+            "best": None if self.best is None else data(self.best),
+            "replicas": [data(one) for one in self.replicas],
+            "refused": [dc.asdict(one) for one in self.refused],
+            "capacity": None if self.capacity is None else dc.asdict(self.capacity),
+            "assumptions": list(assumptions(self.device, self.load)),
+        }

@@ -1,23 +1,57 @@
-"""A plan on a terminal: the best layout with its memory, traffic and time, the others, those that cannot run, assumptions."""
+"""A plan on a terminal and as a page: the best layout with its memory, traffic and time, the others, those that cannot run,
+assumptions; of a plan of serving, the replicas by their number of ranks, and what some users need of the best.
+
+    pipeline   ▣ ▢ ▢ ▢ … ▢        a row per axis with several ranks; the first square is what the next row shows from inside
+                └──────┐
+    shards     ▣ ▢ ▢ ▢ … ▢
+                └──────┐
+    tensor     ▣ ▢ ▢ ▢ ▢ ▢ ▢ ▢
+
+The picture is an SVG of 340 units of width (templates/plan.html), which a phone shows in full size.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from dovetail.base.units import count, flops, size
+from dovetail.parallel.layout import Layout
 from dovetail.planning.report import HOUR, Outlook, PlanReport, bubble_of
 from dovetail.planning.search import Planned, PlannedJob
+from dovetail.planning.serving import Capacity, Load, Replica, ServingReport, assumptions
 from dovetail.spec.fold import parameters
+from dovetail.views.blocks import Cell, TextTable, View, styled
 from dovetail.views.console import plain_table
+from dovetail.views.page import Fact, body
 
 SHOWN = 6  # reasons of refusal
 COLUMNS = ("layout", "fits", "memory", "step", "MFU", "days", "micro-batches", "recompute", "limited by")
 NUMBERS = COLUMNS[2:7]
+HEADS = (
+    "GPUs",
+    "rows",
+    "weights",
+    "state of a row",
+    "first token",
+    "next token",
+    "requests/s",
+    "tokens/s",
+    "limit",
+)  # of a plan of serving
+SQUARES = 17  # that a row of the picture has room for
+AXES = {  # from the outermost: what the ranks of an axis have
+    "pipeline": "other layers",
+    "replicas": "other rows, the same weights",
+    "shards": "other rows, a slice of the weights",
+    "sequence": "another chunk of every row",
+    "tensor": "other heads and hidden units",
+}
 
 
 def plan_view(plan: PlanReport, width: int) -> Iterator[RenderableType]:
@@ -131,13 +165,106 @@ def _layout_cells(job: PlannedJob, one: Planned, found: Outlook) -> tuple[str, .
 
 def _refusals(plan: PlanReport) -> Iterator[RenderableType]:
     """Yield the reasons for which layouts cannot run, each with the number of layouts and one of them."""
-    reasons = Counter(one.reason for one in plan.refused)
-    for reason, number in reasons.most_common(SHOWN):
-        example = next(one.layout for one in plan.refused if one.reason == reason)
-        more = f" and {number - 1} more" if number > 1 else ""
+    refused = list(_refused(plan))
+    for example, others, reason in refused[:SHOWN]:
+        more = f" and {others} more" if others else ""
         yield Text.assemble(("refused  ", "yellow"), f"{example}{more}: ", (reason, "dim"))
-    if len(reasons) > SHOWN:
-        left = sum(reasons.values()) - sum(number for _, number in reasons.most_common(SHOWN))
-        yield Text(f"refused  {left} more layouts, for {len(reasons) - SHOWN} other reasons (--json lists all)", "dim")
+    if rest := refused[SHOWN:]:
+        number = sum(1 + others for _, others, _ in rest)
+        yield Text(f"refused  {number} more layouts, for {len(rest)} other reasons (--json lists all)", "dim")
     if plan.not_traced:
         yield Text(f"{plan.not_traced} more layouts may fit; they are slower by estimate and were not traced (--top)", "dim")
+
+
+class Axis(NamedTuple):
+    """An axis of a layout with several ranks."""
+
+    name: str
+    ranks: int
+    note: str
+
+    @property
+    def drawn(self) -> int:
+        """The squares in its row; the number of ranks follows if there is no room for all."""
+        return self.ranks if self.ranks <= SQUARES else SQUARES - 2
+
+
+def plan_page(plan: PlanReport) -> str:
+    """Return the content of the page."""
+    best = plan.best
+    return body(
+        "plan.html",
+        plan=plan,
+        axes=[] if best is None else axes_of(best.layout) or [Axis("rank", 1, "everything")],
+        label=lambda layout: f"{layout.ranks:,} ranks: {layout}",
+        memory=() if best is None else list(_memory(best, plan.job.device.usable)),
+        figures=() if best is None else list(_figures(plan)),
+        columns=COLUMNS,
+        numbers=NUMBERS,
+        layouts=layout_rows(plan),
+        refused=_refused(plan),
+    )
+
+
+def axes_of(layout: Layout) -> list[Axis]:
+    """Return the axes with several ranks, from the outermost."""
+    return [Axis(name, ranks, note) for name, note in AXES.items() if (ranks := getattr(layout, name)) > 1]
+
+
+def _figures(plan: PlanReport) -> Iterator[Fact]:
+    """Yield the figures of the best layout; those without a name are parts of the one above them."""
+    facts: list[Fact] = []
+    for name, value, note in plan_facts(plan):
+        facts.append(Fact(name, value, note) if name else facts.pop().with_part(value, note))
+    yield from facts
+
+
+def _memory(one: Planned, usable: float) -> Iterator[tuple[str, str, str, str]]:
+    """Yield (name, width, amount, class of the color) of what a rank holds; the whole width is the usable memory, or the peak
+    if that is more."""
+    memory, whole = one.memory, max(usable, one.memory.peak)
+    names = {"optimizer": "optimizer state", "activations": "activations and temporary tensors"}
+    for kind in ("weights", "gradients", "optimizer", "activations"):
+        part = getattr(memory, kind)
+        yield names.get(kind, kind), f"{100 * part / whole:.2f}%", size(part), kind
+
+
+def _refused(plan: PlanReport) -> Iterator[tuple[Layout, int, str]]:
+    """Yield (example, how many more, reason) of the layouts that cannot run, the most frequent reason first."""
+    for reason, number in Counter(one.reason for one in plan.refused).most_common():
+        yield next(one.layout for one in plan.refused if one.reason == reason), number - 1, reason
+
+
+def serving_view(plan: ServingReport) -> View:
+    """Return the table of replicas, what some users need, and the assumptions."""
+    load, best = plan.load, plan.best
+    stored = f"weights {load.weights}, cache {load.cache}"
+    lines = [
+        styled((plan.name, "bold"), f"   {count(parameters(plan.spec))} parameters on {plan.device.name}"),
+        styled((f"requests of {load.prompt:,} + {load.answer:,} tokens; {stored}", "dim")),
+        "",
+        TextTable(HEADS, [_cells(one, load, one is best) for one in plan.replicas], right=HEADS[:-1])
+        if plan.replicas
+        else styled(("no replica fits; use more ranks, fewer bits, or more memory", "yellow")),
+        *(styled((f"{one.tensor} GPUs: {one.reason}", "dim")) for one in plan.refused),
+    ]
+    if plan.capacity is not None:
+        lines += ["", styled((_need(plan.capacity), "bold"))]
+    return [*lines, "", *(styled(("assumed  ", "dim"), line) for line in assumptions(plan.device, load))]
+
+
+def _cells(one: Replica, load: Load, best: bool) -> list[Cell]:
+    """A row of the table, by HEADS."""
+    sizes = f"{one.tensor}", f"{one.rows:,}", size(round(one.weights)), size(round(one.state))
+    times = f"{1000 * one.prefill:,.0f} ms", f"{1000 * one.step:,.1f} ms"
+    cells = *sizes, *times, f"{one.requests(load):,.2f}", f"{one.tokens(load):,.0f}", one.limit
+    return [styled((cell, "bold cyan" if best else "")) for cell in cells]
+
+
+def _need(need: Capacity) -> str:
+    hour, million = need.dollars_per_hour, need.dollars_per_million_tokens
+    rate = f"{need.requests:,.1f} requests/s at the peak"
+    text = f"{count(need.users)} users: {rate}, {need.replicas:,} replicas, {need.gpus:,} GPUs"
+    if hour is None or million is None:
+        return text
+    return f"{text}, ${hour:,.0f} per hour, ${million:,.2f} per million tokens at the peak"
