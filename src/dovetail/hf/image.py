@@ -45,8 +45,8 @@ EMBEDDINGS = (
     Row("embeddings.position_embeddings", "position.table", convert=Unsqueeze(0)),
 )
 ATTENTION = (
-    *rows("encoder.layer.{}.attention.attention.query", "layers.{}.mixer.q", "weight", "bias"),
-    *rows("encoder.layer.{}.attention.attention.key", "layers.{}.mixer.k", "weight", "bias"),
-    *rows("encoder.layer.{}.attention.attention.value", "layers.{}.mixer.v", "weight", "bias"),
-    *rows("encoder.layer.{}.attention.output.dense", "layers.{}.mixer.o", "weight", "bias"),
+    *rows("encoder.layer.{}.attention.attention.query", "layers.{}.mixer.q"),
+    *rows("encoder.layer.{}.attention.attention.key", "layers.{}.mixer.k"),
+    *rows("encoder.layer.{}.attention.attention.value", "layers.{}.mixer.v"),
+    *rows("encoder.layer.{}.attention.output.dense", "layers.{}.mixer.o"),
 )
