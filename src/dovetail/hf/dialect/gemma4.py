@@ -17,19 +17,7 @@ from dovetail.base.errors import SpecError
 from dovetail.hf.convert import CONCAT, Concat
 from dovetail.hf.dialect.gemma3 import GEMMA3
 from dovetail.hf.expert import glu_rows
-from dovetail.hf.field import (
-    ABSENT,
-    ACTIVATIONS,
-    Choice,
-    Config,
-    Copy,
-    Field,
-    Settings,
-    depth_of,
-    integer,
-    is_kind,
-    value_at,
-)
+from dovetail.hf.field import ABSENT, ACTIVATIONS, Choice, Config, Copy, Field, Settings, depth_of, integer, is_kind, value_at
 from dovetail.hf.layer import FULL, LAYER_TYPES, SLIDING, LayerTypes, RotaryByType, all_but_every
 from dovetail.hf.rotary import LENGTH, ROTARY_FRACTION, Rotary
 from dovetail.hf.table import Row, Skip
