@@ -98,7 +98,8 @@ def export(
 
 
 def _export_own(directory: Path, out: Path, step: int | None, watch: Watch | None) -> Exported:
-    from dovetail.hf.load import load, origin
+    from dovetail.hf.load import load
+    from dovetail.hf.origin import origin
     from dovetail.hf.own_config import MODEL_TYPE, architecture, write_own_config
     from dovetail.hf.write import files_beside, imported_config, model_pieces
     from dovetail.serving.can_serve import require
@@ -112,7 +113,7 @@ def _export_own(directory: Path, out: Path, step: int | None, watch: Watch | Non
 
 
 def _export_step(run: Path, step: int, out: Path, family: str | None) -> Ported:
-    from dovetail.hf.load import origin
+    from dovetail.hf.origin import origin
     from dovetail.hf.write import write_theirs
 
     where = Directory(run)

@@ -29,8 +29,9 @@ from torch import Tensor, nn
 
 from dovetail.base.errors import FileError
 from dovetail.base.limits import CONFIG_BYTES
+from dovetail.disk.model_files import CONFIG_FILE
 from dovetail.disk.untrusted import Directory
-from dovetail.hf.load import CONFIG_FILE, Watch, load
+from dovetail.hf.load import Watch, load
 from dovetail.model.construction import set_constants
 from dovetail.model.model import Model, ModelModule
 from dovetail.nn.ctx import Ctx

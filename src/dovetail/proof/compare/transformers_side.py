@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from dovetail.base.errors import FileError, SpecError, install_command
 from dovetail.base.limits import CONFIG_BYTES
+from dovetail.disk.model_files import CONFIG_FILE
 from dovetail.disk.untrusted import Directory, refuse_pickles
 from dovetail.hf.dialect import DIALECTS
 from dovetail.hf.hf import form_of, from_hf
-from dovetail.hf.load import CONFIG_FILE, load
+from dovetail.hf.load import load
 from dovetail.model.model import Model, ModelModule
 from dovetail.proof.compare.decoding import Decoder, arguments_of, cached_decoder, decode_refusal
 from dovetail.proof.compare.float64 import float32_islands_widened
