@@ -386,8 +386,8 @@ BUGS = [
         "training",
         "step.py",
         "Trainer.step",
-        "found = StepResult(value, summed / count, tokens, any_flags)",
-        "found = StepResult(value, summed, tokens, any_flags)",
+        "result = StepResult(value, summed / count, tokens, any_flags)",
+        "result = StepResult(value, summed, tokens, any_flags)",
         "gradients are clipped by the norm of a sum, not of the mean",
     ),
     Bug(

@@ -38,7 +38,7 @@ class CoordinateCheck(Result):
     @property
     def largest_slope(self) -> float:
         """The largest slope of log₂ change over log₂ width."""
-        return max(one.slope for one in self.coordinates)
+        return max(coordinate.slope for coordinate in self.coordinates)
 
     @property
     def flat(self) -> bool:

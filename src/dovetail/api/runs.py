@@ -101,7 +101,7 @@ def runs(
 
 
 def _drawn(records: list[RunRecord]) -> dict[str, Any]:
-    found = {str(record.place): record.history for record in records if record.history}
-    if not found or len(found) > MOST:
-        raise FileError(f"{len(found)} runs have losses to plot; name from 1 to {MOST} runs")
-    return found
+    result = {str(record.place): record.history for record in records if record.history}
+    if not result or len(result) > MOST:
+        raise FileError(f"{len(result)} runs have losses to plot; name from 1 to {MOST} runs")
+    return result

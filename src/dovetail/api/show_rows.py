@@ -44,7 +44,7 @@ class ShownRows(Result):
         rows = [
             {
                 "where": row.where,
-                "examples": [{"tokens": one.ids.tolist(), "learned": one.answer.tolist()} for one in row.examples],
+                "examples": [{"tokens": example.ids.tolist(), "learned": example.answer.tolist()} for example in row.examples],
             }
             for row in self.shown
         ]
@@ -66,7 +66,7 @@ def show_rows(path: Path, model: str | Path, template: str | None, count: int) -
     where = Directory(model)
     encoder = turn_encoder(read_vocabulary(where), template, str(where.place))
     rows, _ = read_rows(path)
-    encoded = encoder.encode([(row.where, one) for row in rows for one in row.examples])
+    encoded = encoder.encode([(row.where, example) for row in rows for example in row.examples])
     taken = iter(encoded)
     groups = [ShownRow(row.where, tuple(itertools.islice(taken, len(row.examples)))) for row in rows]
     return ShownRows(

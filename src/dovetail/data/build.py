@@ -194,8 +194,8 @@ def _run(
 
 def _manifest(directory: Path, plan: BuildPlan) -> Manifest:
     records = [_record(directory, number) for number in range(len(plan.units))]
-    splits = {split: DataSplit(tuple(one.shards[split] for one in records if split in one.shards)) for split in SPLITS}
-    dropped = {name: sum(getattr(one, name) for one in records) for name in ("duplicates", "empty")}
+    splits = {split: DataSplit(tuple(record.shards[split] for record in records if split in record.shards)) for split in SPLITS}
+    dropped = {name: sum(getattr(record, name) for record in records) for name in ("duplicates", "empty")}
     settings = plan.settings
     told = {**dc.asdict(settings.options), "deduplicate": settings.deduplicate, "held_out": settings.held_out}
     return Manifest(TokenizerInfo(settings.tokenizer, settings.vocab, settings.end), splits, dropped, told)

@@ -250,7 +250,7 @@ class Parquet(InputFormat):
         for i in range(file.metadata.num_row_groups):
             group = file.metadata.row_group(i)
             columns = [group.column(j) for j in range(group.num_columns)]
-            size = sum(one.total_uncompressed_size for one in columns if one.path_in_schema.split(".")[0] == field)
+            size = sum(column.total_uncompressed_size for column in columns if column.path_in_schema.split(".")[0] == field)
             if size > GROUP_BYTES:
                 limit = f"the limit is {GROUP_BYTES:,}; write it with smaller row groups"
                 raise FileError(f"{path}: row group {i} holds {size:,} bytes of {field!r}; {limit}")

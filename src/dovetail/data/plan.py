@@ -185,8 +185,8 @@ def end_token(tokenizer: Tokenizer, given: str | Path | Tokenizer, end: str | No
         return token
     declared = None
     if not isinstance(given, Tokenizer):
-        place = Path(given)
-        where = Directory(place if is_directory(place) else place.parent)
+        path = Path(given)
+        where = Directory(path if is_directory(path) else path.parent)
         declared = where.json(CONFIG_FILE, JSON_BYTES).get("eos_token") if where.has(CONFIG_FILE) else None
     if (content := special_token(declared)) is None:
         raise UsageError(f"--end: {CONFIG_FILE} has no eos_token; name the token after each document, or '' for none")

@@ -105,10 +105,10 @@ def opened(directory: str | Path, watch: Watch | None = None, *, dense: bool = T
 
 
 def _directory(directory: str | Path) -> Directory:
-    place = Path(directory)
-    if aside := set_aside(place):
-        raise FileError(f"{place.absolute()}: no such directory; a replacement was interrupted; rename {aside} to restore it")
-    return Directory(place)
+    path = Path(directory)
+    if aside := set_aside(path):
+        raise FileError(f"{path.absolute()}: no such directory; a replacement was interrupted; rename {aside} to restore it")
+    return Directory(path)
 
 
 # -- files ----------------------------------------------------------------------------------------------------------
@@ -132,17 +132,17 @@ def open_weights(where: Directory, stack: contextlib.ExitStack) -> dict[str, Ten
                 raise FileError(pickle_refusal(where.place / name))
         raise FileError(f"{where.place}: {_without_weights(where)}")
     index = {} if where.has(WEIGHTS_FILE) else tensor_index(where)
-    found: dict[str, TensorFile] = {}
+    result: dict[str, TensorFile] = {}
     for name in dict.fromkeys(index.values()) or (WEIGHTS_FILE,):
         file = stack.enter_context(TensorFile(where.path(name), where.place / name))
         for tensor in sorted(file.entries, key=lambda tensor: file.entries[tensor].start):
-            if tensor in found:
-                raise FileError(f"{file.shown}: {tensor} is in {found[tensor].shown.name} as well")
-            found[tensor] = file
+            if tensor in result:
+                raise FileError(f"{file.shown}: {tensor} is in {result[tensor].shown.name} as well")
+            result[tensor] = file
     for tensor, name in index.items():
-        if tensor not in found or found[tensor].shown.name != name:
+        if tensor not in result or result[tensor].shown.name != name:
             raise FileError(f"{where.place / INDEX_FILE}: {tensor} is not in {name}")
-    return found
+    return result
 
 
 def _check_size(where: Directory, spec: Model, files: Mapping[str, TensorFile]) -> None:

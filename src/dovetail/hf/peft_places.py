@@ -134,11 +134,11 @@ def our_factors(one: HfMatrix, own: Mapping[str, Tensor], rank: int, factor: flo
     b = own["lora_B"].unflatten(1, (-1, experts)).permute(2, 0, 1) * factor
     missing = rank - a.shape[1]
     a, b = torch.nn.functional.pad(a, (0, 0, 0, missing)), torch.nn.functional.pad(b, (0, missing))
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     for i, leaf in enumerate(one.leaves):
         both = {"a": a.clone(), "b": b[:, one.rows_of(i)].contiguous()}
-        found |= {f"{leaf}.adapter.{name}": x if one.experts else x[0] for name, x in both.items()}
-    return found
+        result |= {f"{leaf}.adapter.{name}": x if one.experts else x[0] for name, x in both.items()}
+    return result
 
 
 def _by_expert(x: Tensor) -> Tensor:

@@ -78,10 +78,10 @@ class Pipeline:
         """(2,), with `hits` (3,): the loss of a batch summed over its labels, their number, and the number of those that are
         the most probable answer; on every rank."""
         _, out = self._forward(piece, hits)
-        found = out[0] if self.stage.last else torch.empty(3 if hits else 2, dtype=torch.float64, device=self.model.device)
-        found = found.double()
-        dist.broadcast(found, group=self.group, group_src=self.stage.count - 1)
-        return found
+        result = out[0] if self.stage.last else torch.empty(3 if hits else 2, dtype=torch.float64, device=self.model.device)
+        result = result.double()
+        dist.broadcast(result, group=self.group, group_src=self.stage.count - 1)
+        return result
 
     def _forward(self, piece: MicroBatch, hits: bool = False) -> tuple[list[Tensor], tuple[Tensor, ...]]:
         """What this stage receives and returns in a forward pass on one batch."""

@@ -64,7 +64,7 @@ class Formula:
         shards = layout.shards * layout.sequence
         stored = layers = rest = 0
         for d, shape in self.shapes(layout.tensor):
-            stored += prod(one.stop - one.start for one in local_slices(shape, None, data=(0, shards)))
+            stored += prod(local_slice.stop - local_slice.start for local_slice in local_slices(shape, None, data=(0, shards)))
             padded = -(-shape[0] // shards) * shards * prod(shape[1:]) if shape else 1
             if d.path.startswith("layers."):
                 layers += padded
@@ -109,7 +109,7 @@ def _of_tensor_rank(d: Declared, cut: Cut | None, tensor: int) -> tuple[int, ...
     shape = d.weight.shape(d.scope)
     if cut is None or cut.pieces != tensor:
         return shape
-    return tuple(one.stop - one.start for one in local_slices(shape, cut, (0, tensor)))
+    return tuple(local_slice.stop - local_slice.start for local_slice in local_slices(shape, cut, (0, tensor)))
 
 
 def fsdp_bytes(weights: WeightCounts, layout: Layout, setting: Setting) -> tuple[int, int]:

@@ -163,7 +163,7 @@ def layout_data(job: PlannedJob, one: Planned, found: Outlook) -> dict[str, Any]
 def _reason(best: Planned, others: Sequence[Planned], job: PlannedJob) -> str:
     free = 1 - best.memory.peak / job.device.usable
     why = f"the shortest step of the layouts that fit, with {free:.0%} of the usable memory free; limited by {best.limit}"
-    second = next((one for one in others if one.fits), None)
+    second = next((other for other in others if other.fits), None)
     if second is None:
         return why
     gain = second.seconds.total / best.seconds.total - 1

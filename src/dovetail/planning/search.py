@@ -188,11 +188,11 @@ def search(
     return sorted(planned, key=lambda one: (not one.fits, one.seconds.total)), refused, len(queue)
 
 
-def _thriftier(job: PlannedJob, one: RankedLayout) -> RankedLayout | None:
+def _thriftier(job: PlannedJob, layout: RankedLayout) -> RankedLayout | None:
     """The candidate with the next smaller memory: more is recomputed."""
     kinds = RECOMPUTE if job.recompute is None else (job.recompute,)
-    later = kinds[kinds.index(one.setting.recompute) + 1 :]
-    return one._replace(setting=dc.replace(one.setting, recompute=later[0])) if later else None
+    later = kinds[kinds.index(layout.setting.recompute) + 1 :]
+    return layout._replace(setting=dc.replace(layout.setting, recompute=later[0])) if later else None
 
 
 def plan_layout(job: PlannedJob, layout: Layout, setting: Setting) -> Planned:

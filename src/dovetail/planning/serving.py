@@ -219,7 +219,7 @@ class ServingReport:
     @property
     def best(self) -> Replica | None:
         """The replica with the most requests per second and GPU."""
-        return max(self.replicas, key=lambda one: one.requests(self.load) / one.tensor, default=None)
+        return max(self.replicas, key=lambda replica: replica.requests(self.load) / replica.tensor, default=None)
 
     def data(self) -> dict[str, Any]:
         """The plan as plain data."""
@@ -237,7 +237,7 @@ class ServingReport:
             "device": self.device.name,
             **dc.asdict(self.load),
             "best": None if self.best is None else data(self.best),
-            "replicas": [data(one) for one in self.replicas],
+            "replicas": [data(replica) for replica in self.replicas],
             "refused": [dc.asdict(one) for one in self.refused],
             "capacity": None if self.capacity is None else dc.asdict(self.capacity),
             "assumptions": list(assumptions(self.device, self.load)),

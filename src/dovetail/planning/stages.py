@@ -66,17 +66,17 @@ def extrapolated(small: StepTrace, large: StepTrace, period: int, layers: int, m
 def _aligned(peaks: dict[str, int], period: int, layers: int) -> dict[str, int]:
     """The segments of layers by their distance from the first layer, where it is not of the last period, and from the last,
     where it is not of the first: each name occurs in models of any depth."""
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for name, size in peaks.items():
         *before, number = name.split()
         if not before or before[-1] not in (FORWARD, BACKWARD):
-            found[name] = size
+            result[name] = size
             continue
         if int(number) < layers - period:
-            found[name] = size
+            result[name] = size
         if int(number) >= period:
-            found[" ".join([*before, str(int(number) - layers)])] = size
-    return found
+            result[" ".join([*before, str(int(number) - layers)])] = size
+    return result
 
 
 # -- stages -----------------------------------------------------------------------------------------------------------

@@ -85,9 +85,9 @@ class Watch(TorchDispatchMode):
         resize, watch = self.outside[0], self
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
-            found = resize(storage, size)
+            result = resize(storage, size)
             watch._see(storage)
-            return found
+            return result
 
         torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign]
         ShardingPropagator._fake_mode_lock = self.pausing()  # type: ignore[assignment]  # held where DTensor derives shapes
@@ -172,11 +172,11 @@ class Watch(TorchDispatchMode):
 
     def _group(self, args: Any) -> RankGroup:
         """The group among the arguments of a collective: an object, or in functional collectives a name."""
-        for one in reversed(args):
-            if isinstance(one, torch.ScriptObject) and "ProcessGroup" in str(one._type()):
-                return self._shape(ProcessGroup.unbox(one))
-            if isinstance(one, str) and one in dist.distributed_c10d._world.pg_names.values():
-                return self._shape(_resolve_process_group(GroupName(one)))
+        for arg in reversed(args):
+            if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
+                return self._shape(ProcessGroup.unbox(arg))
+            if isinstance(arg, str) and arg in dist.distributed_c10d._world.pg_names.values():
+                return self._shape(_resolve_process_group(GroupName(arg)))
         raise TypeError("a collective without a process group")
 
     def _shape(self, group: ProcessGroup) -> RankGroup:

@@ -34,7 +34,7 @@ def entry_format(kind: CacheFormat, size: int) -> Format:
 def entry_stores(format: Format, slots: int, shape: Sequence[int], device: torch.device | str | None) -> list[Tensor]:
     """Stores for `slots` entries of a shape: one per tensor of the format."""
     fields = format.tensors((1, *shape)).values()
-    return [torch.zeros(slots, *one.shape[1:], dtype=RAW.get(one.dtype, one.dtype), device=device) for one in fields]
+    return [torch.zeros(slots, *field.shape[1:], dtype=RAW.get(field.dtype, field.dtype), device=device) for field in fields]
 
 
 class QuantizedView(TokenView):

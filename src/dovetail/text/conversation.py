@@ -93,7 +93,7 @@ class TurnEncoder:
         engine = self.tokenizer.engine
         named = None if self.template is None else self.template.tokens.get("eos_token")
         candidates = [engine.token_to_id(name) for name in (named, END) if name is not None]
-        found = [one for one in candidates if one is not None and (one in self.stop or not self.stop)]
+        found = [candidate for candidate in candidates if candidate is not None and (candidate in self.stop or not self.stop)]
         if not found and not self.stop:
             remedy = "give eos_token_id in generation_config.json"
             raise FileError(f"{self.origin}: has no end token, so a completion would have no end; {remedy}")
@@ -117,13 +117,13 @@ class TurnEncoder:
 
     def prompts(self, prompts: Sequence[str | Conversation]) -> list[list[int]]:
         """Return the ids of prompts, behind which the model generates: plain texts, or messages to answer."""
-        chats = [(one.messages, True, one.tools) for one in prompts if isinstance(one, Conversation)]
+        chats = [(prompt.messages, True, prompt.tools) for prompt in prompts if isinstance(prompt, Conversation)]
         renders = iter(self._render(chats))
         return [
             self.tokenizer.prompt(next(renders), add_special=False)
-            if isinstance(one, Conversation)
-            else self.tokenizer.prompt(one)
-            for one in prompts
+            if isinstance(prompt, Conversation)
+            else self.tokenizer.prompt(prompt)
+            for prompt in prompts
         ]
 
     # -- completions
@@ -142,13 +142,13 @@ class TurnEncoder:
 
     def _rendered(self, examples: Sequence[Example]) -> list[str]:
         """For each answer of each chat: the prompt before it, and the text through it."""
-        chats = [one for one in examples if isinstance(one, Conversation)]
+        chats = [example for example in examples if isinstance(example, Conversation)]
         return self._render(
             [
                 request
-                for one in chats
-                for i in one.answers()
-                for request in ((one.messages[:i], True, one.tools), (one.messages[: i + 1], False, one.tools))
+                for chat in chats
+                for i in chat.answers()
+                for request in ((chat.messages[:i], True, chat.tools), (chat.messages[: i + 1], False, chat.tools))
             ]
         )
 

@@ -77,7 +77,7 @@ class Sampler:
         encoded = [_encoded(self.ids[rows[i // self.group]], one) for i, one in enumerate(rollouts)]
         tokens, labels, layout = packed_batch([[one] for one in encoded], self.length)
         old = torch.zeros(labels.shape)
-        old[labels != IGNORED] = torch.tensor([value for one in rollouts for value in one.log_probs])
+        old[labels != IGNORED] = torch.tensor([value for rollout in rollouts for value in rollout.log_probs])
         extra = {"advantages": advantages(rewards, self.group), "old": old}
         figures = {"reward": float(rewards.mean()), "answer_tokens": float((labels != IGNORED).sum() / len(labels))}
         return Batch(tokens, labels, layout, extra=extra, figures=figures)
@@ -164,7 +164,7 @@ class Grpo(TuningObjective):
         encoder = turn_encoder(data.vocabulary, options.get("template"), data.origin)
         check_vocab(encoder.tokenizer.size, spec, data.origin)
         prompts, sha256 = read_prompts(path)
-        ids = encoder.prompts([one.prompt for one in prompts])
+        ids = encoder.prompts([prompt.prompt for prompt in prompts])
         kept = [i for i, one in enumerate(ids) if len(one) + max_tokens <= shape.length]
         if len(kept) < len(ids):
             what = (
@@ -178,7 +178,7 @@ class Grpo(TuningObjective):
         sampler = Sampler(prompts, ids, encoder.tokenizer, stop, reward, group, max_tokens, temperature, shape.length)
         settings = {"chats": str(path)}
         parts, fewer = held_out_rows(len(ids), FRACTION), shape._replace(batch=shape.batch // group)
-        names = [one.where for one in prompts]
+        names = [prompt.where for prompt in prompts]
         return row_source(path, PromptBatches(sampler), *parts, fewer, encoder.tokenizer, settings, sha256, names)
 
 
@@ -191,7 +191,7 @@ class PromptBatches:
     def __call__(self, rows: Rows) -> Batch:
         """Tokens (batch, n) of the prompts, and their rows."""
         examples = [Encoded(np.array(self.sampler.ids[row]), np.zeros(len(self.sampler.ids[row]), bool)) for row in rows]
-        tokens, labels, layout = packed_batch([[one] for one in examples], self.sampler.length)
+        tokens, labels, layout = packed_batch([[example] for example in examples], self.sampler.length)
         return Batch(tokens, labels, layout, extra={"row": torch.from_numpy(np.asarray(rows))})
 
 

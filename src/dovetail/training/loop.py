@@ -171,11 +171,11 @@ def _eval(trainer: Trainer, validation: Sequence[Batch], step: int, until: float
     with trainer.averaged(), trainer.computing():
         seed = trainer.plan.seed
         late = None if until is None else lambda: trainer.ranks.any(time.monotonic() > until)
-        found = measure(trainer.model, validation, trainer.objective, seed, trainer.evaluate, late) if validation else {}
-    loss = found.get("loss")
+        result = measure(trainer.model, validation, trainer.objective, seed, trainer.evaluate, late) if validation else {}
+    loss = result.get("loss")
     if trainer.ranks.any(trainer.nonfinite() is not None or not math.isfinite(loss or 0.0)):
         raise trainer.diverged(step, "the update overflowed" if loss is None else f"the held-out loss is {loss}")
-    return found
+    return result
 
 
 def evaluate(model: ModelModule, batches: Sequence[Batch], objective: Objective, seed: int = 0) -> float:

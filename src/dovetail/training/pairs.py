@@ -120,11 +120,11 @@ LENGTHS = "lengths"  # words of the translations per word of the references
 def counts(translations: Sequence[str], references: Sequence[str]) -> dict[str, tuple[int, int]]:
     """(matches, n-grams) by order `1` … `4`, and `lengths`: (words of the translations, words of the references)."""
     both = [(one.split(), other.split()) for one, other in zip(translations, references, strict=True)]
-    found = {LENGTHS: (sum(len(one) for one, _ in both), sum(len(other) for _, other in both))}
+    result = {LENGTHS: (sum(len(one) for one, _ in both), sum(len(other) for _, other in both))}
     for n in range(1, ORDER + 1):
         pairs = [(_ngrams(one, n), _ngrams(other, n)) for one, other in both]
-        found[str(n)] = (sum((one & other).total() for one, other in pairs), sum(one.total() for one, _ in pairs))
-    return found
+        result[str(n)] = (sum((one & other).total() for one, other in pairs), sum(one.total() for one, _ in pairs))
+    return result
 
 
 def bleu(sums: Mapping[str, tuple[float, float]]) -> float:
@@ -187,11 +187,11 @@ class Translation(Seq2Seq):
         return {name: LossSum(_number(total, model), _number(count, model)) for name, (total, count) in sums.items()}
 
     def metrics(self, means: Mapping[str, float]) -> dict[str, float]:
-        found = super().metrics({name: mean for name, mean in means.items() if not name.startswith(BLEU)})
+        result = super().metrics({name: mean for name, mean in means.items() if not name.startswith(BLEU)})
         if "exact_match" not in means:
-            return found
+            return result
         orders = {name[len(BLEU) : -2] for name in means if name.startswith(BLEU)}
-        return {**found, "bleu": bleu({name: (means[f"{BLEU}{name}.0"], means[f"{BLEU}{name}.1"]) for name in orders})}
+        return {**result, "bleu": bleu({name: (means[f"{BLEU}{name}.0"], means[f"{BLEU}{name}.1"]) for name in orders})}
 
     @classmethod
     def check(cls, spec: Model) -> None:

@@ -58,7 +58,7 @@ def scores(model: ModelModule, batch: Batch, seed: int, training: bool) -> tuple
     """The scores of both answers of each row, and the mean of the losses that parts add to the two passes."""
     both = sides(batch)
     log_probs, added = run_sides(batch, both, seed, training, model.log_probs)
-    policy = torch.stack([one.sum(-1) for one in log_probs])
+    policy = torch.stack([log_prob.sum(-1) for log_prob in log_probs])
     reference = batch.extra["reference"].T.to(policy.dtype) if "reference" in batch.extra else torch.zeros_like(policy)
     chosen, rejected = (Scores(policy[i], reference[i], (side.labels != IGNORED).sum(-1)) for i, side in enumerate(both))
     return chosen, rejected, added
@@ -283,8 +283,8 @@ def two_sided(first: list[Encoded], second: list[Encoded], rows: Rows, length: i
     return Batch(tokens, labels, layout, source, numbered, {"source_labels": source_labels})
 
 
-def _answered(one: Encoded, other: Encoded, length: int) -> Encoded:
+def _answered(encoded: Encoded, other: Encoded, length: int) -> Encoded:
     """The prompt of one example with the first answer and what follows it of another, cut to `length` tokens."""
-    start, stop = int(one.answer.argmax()), int(other.answer.argmax())
-    ids = np.concatenate([one.ids[:start], other.ids[stop:]])[:length]
-    return Encoded(ids, np.concatenate([one.answer[:start], other.answer[stop:]])[:length])
+    start, stop = int(encoded.answer.argmax()), int(other.answer.argmax())
+    ids = np.concatenate([encoded.ids[:start], other.ids[stop:]])[:length]
+    return Encoded(ids, np.concatenate([encoded.answer[:start], other.answer[stop:]])[:length])

@@ -197,7 +197,7 @@ def ranks_of_run(timeout: float = TIMEOUT, **axes: Unpack[Axes]) -> Iterator[Job
         return
     status = Status()
     with joined_ranks(timeout=timeout), ends_with_others(timeout, status) as members:
-        hosts = [one.host for one in members]
+        hosts = [member.host for member in members]
         yield JobRanks(dist.get_rank(), layout, timeout, status, hosts)
 
 

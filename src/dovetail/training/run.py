@@ -164,10 +164,10 @@ class RunDirectory:
     def _metrics(self, step: int) -> list[StepMetrics]:
         """The metrics of the first steps."""
         with (self.place / LOSSES_FILE).open(encoding="utf-8") as lines:
-            found = [read_metrics(line, str(self.place / LOSSES_FILE)) for _, line in zip(range(step), lines, strict=False)]
-        if [metrics.step for metrics in found] != list(range(1, step + 1)):
+            result = [read_metrics(line, str(self.place / LOSSES_FILE)) for _, line in zip(range(step), lines, strict=False)]
+        if [metrics.step for metrics in result] != list(range(1, step + 1)):
             raise FileError(f"{self.place / LOSSES_FILE}: does not hold the metrics of steps 1 to {step}")
-        return found
+        return result
 
 
 def open_run(place: Path, settings: Mapping[str, Any], files: Mapping[str, str | bytes], force: bool) -> bool:

@@ -98,11 +98,11 @@ class Trainer:
         dtype = torch.promote_types(total.sum.dtype, torch.float32)
         value, summed, labels = read_floats(*(x.to(dtype) for x in (total.mean(), norm, total.num_labels)))
         count = max(labels, 1.0) / self.ranks.token_ranks  # FSDP's gradients are means over ranks
-        found = StepResult(value, summed / count, tokens, any_flags)
-        if not (math.isfinite(found.loss) and math.isfinite(found.grad_norm)):
+        result = StepResult(value, summed / count, tokens, any_flags)
+        if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):
             batch_at = "" if self.where is None else f", on the batch {self.where(step)}"
-            raise self.diverged(step, f"the loss is {found.loss}, the gradient norm {found.grad_norm}{batch_at}")
-        factor = min(1.0, self.plan.clip / (found.grad_norm + 1e-6)) / count
+            raise self.diverged(step, f"the loss is {result.loss}, the gradient norm {result.grad_norm}{batch_at}")
+        factor = min(1.0, self.plan.clip / (result.grad_norm + 1e-6)) / count
         if factor != 1.0:
             for gradient in gradients:
                 gradient.mul_(factor)
@@ -112,7 +112,7 @@ class Trainer:
         self._average()
         if not self.frozen:
             rebalance(self.model)
-        return found
+        return result
 
     def _gradients(self, pieces: Sequence[Batch], seed: int) -> LossSum:
         """The backward pass of the pieces of a batch; the loss of this rank's labels."""

@@ -90,7 +90,7 @@ class TuningRows:
         self.path, self.shape, self.data = path, shape, data
         self.encoder = turn_encoder(data.vocabulary, data.options.get("template"), data.origin)
         check_vocab(self.encoder.tokenizer.size, spec, data.origin)
-        encoded = iter(self.encoder.encode([(row.where, one) for row in rows for one in row.examples]))
+        encoded = iter(self.encoder.encode([(row.where, example) for row in rows for example in row.examples]))
         both = [(row, tuple(next(encoded) for _ in row.examples)) for row in rows]
         fitting = [(row, some) for row, some in both if max(len(one.ids) for one in some) <= shape.length]
         if len(fitting) < len(both):

@@ -115,13 +115,13 @@ def plan_facts(plan: PlanReport) -> list[tuple[str, str, str]]:
     return lines
 
 
-def _run_facts(plan: PlanReport, found: Outlook) -> list[tuple[str, str, str]]:
-    if plan.tokens is None or found.days is None or found.interruptions is None:
+def _run_facts(plan: PlanReport, outlook: Outlook) -> list[tuple[str, str, str]]:
+    if plan.tokens is None or outlook.days is None or outlook.interruptions is None:
         return []
-    lines = [("run", f"{found.days:,.1f} days", f"for {count(plan.tokens)} tokens, interruptions included")]
-    if found.dollars is not None:
-        lines.append(("", f"${found.dollars:,.0f}", "at the price per GPU-hour"))
-    return [*lines, ("interruptions", f"{found.interruptions:,.0f}", "expected in the run")]
+    lines = [("run", f"{outlook.days:,.1f} days", f"for {count(plan.tokens)} tokens, interruptions included")]
+    if outlook.dollars is not None:
+        lines.append(("", f"${outlook.dollars:,.0f}", "at the price per GPU-hour"))
+    return [*lines, ("interruptions", f"{outlook.interruptions:,.0f}", "expected in the run")]
 
 
 def facts_table(lines: Sequence[tuple[str, str, str]]) -> Table:
@@ -154,13 +154,13 @@ def layout_line(job: PlannedJob, one: Planned, found: Outlook) -> Text:
     return Text.assemble(mark, (layout, "bold"), ": " + ", ".join(f"{name} {cell}" for name, cell in pairs if cell != "–"))
 
 
-def _layout_cells(job: PlannedJob, one: Planned, found: Outlook) -> tuple[str, ...]:
+def _layout_cells(job: PlannedJob, planned: Planned, outlook: Outlook) -> tuple[str, ...]:
     """A row of the table of layouts, by COLUMNS."""
-    days = "–" if found.days is None else f"{found.days:,.1f}"
-    numbers = size(one.memory.peak), f"{one.seconds.total:.3g} s", f"{found.mfu:.1%}", days
-    limit = one.limit if one.fits else f"memory: {size(int(job.device.usable))} are usable"
-    setting = f"{one.setting.micro_batches} × {one.setting.rows}", one.setting.recompute, limit
-    return str(one.layout), "yes" if one.fits else "no", *numbers, *setting
+    days = "–" if outlook.days is None else f"{outlook.days:,.1f}"
+    numbers = size(planned.memory.peak), f"{planned.seconds.total:.3g} s", f"{outlook.mfu:.1%}", days
+    limit = planned.limit if planned.fits else f"memory: {size(int(job.device.usable))} are usable"
+    setting = f"{planned.setting.micro_batches} × {planned.setting.rows}", planned.setting.recompute, limit
+    return str(planned.layout), "yes" if planned.fits else "no", *numbers, *setting
 
 
 def _refusals(plan: PlanReport) -> Iterator[RenderableType]:
@@ -219,10 +219,10 @@ def _figures(plan: PlanReport) -> Iterator[Fact]:
     yield from facts
 
 
-def _memory(one: Planned, usable: float) -> Iterator[tuple[str, str, str, str]]:
+def _memory(planned: Planned, usable: float) -> Iterator[tuple[str, str, str, str]]:
     """Yield (name, width, amount, class of the color) of what a rank holds; the whole width is the usable memory, or the peak
     if that is more."""
-    memory, whole = one.memory, max(usable, one.memory.peak)
+    memory, whole = planned.memory, max(usable, planned.memory.peak)
     names = {"optimizer": "optimizer state", "activations": "activations and temporary tensors"}
     for kind in ("weights", "gradients", "optimizer", "activations"):
         part = getattr(memory, kind)
@@ -243,7 +243,7 @@ def serving_view(plan: ServingReport) -> View:
         styled((plan.name, "bold"), f"   {count(parameters(plan.spec))} parameters on {plan.device.name}"),
         styled((f"requests of {load.prompt:,} + {load.answer:,} tokens; {stored}", "dim")),
         "",
-        TextTable(HEADS, [_cells(one, load, one is best) for one in plan.replicas], right=HEADS[:-1])
+        TextTable(HEADS, [_cells(replica, load, replica is best) for replica in plan.replicas], right=HEADS[:-1])
         if plan.replicas
         else styled(("no replica fits; use more ranks, fewer bits, or more memory", "yellow")),
         *(styled((f"{one.tensor} GPUs: {one.reason}", "dim")) for one in plan.refused),
@@ -253,11 +253,11 @@ def serving_view(plan: ServingReport) -> View:
     return [*lines, "", *(styled(("assumed  ", "dim"), line) for line in assumptions(plan.device, load))]
 
 
-def _cells(one: Replica, load: Load, best: bool) -> list[Cell]:
+def _cells(replica: Replica, load: Load, best: bool) -> list[Cell]:
     """A row of the table, by HEADS."""
-    sizes = f"{one.tensor}", f"{one.rows:,}", size(round(one.weights)), size(round(one.state))
-    times = f"{1000 * one.prefill:,.0f} ms", f"{1000 * one.step:,.1f} ms"
-    cells = *sizes, *times, f"{one.requests(load):,.2f}", f"{one.tokens(load):,.0f}", one.limit
+    sizes = f"{replica.tensor}", f"{replica.rows:,}", size(round(replica.weights)), size(round(replica.state))
+    times = f"{1000 * replica.prefill:,.0f} ms", f"{1000 * replica.step:,.1f} ms"
+    cells = *sizes, *times, f"{replica.requests(load):,.2f}", f"{replica.tokens(load):,.0f}", replica.limit
     return [styled((cell, "bold cyan" if best else "")) for cell in cells]
 
 

@@ -146,8 +146,8 @@ def draw_terminal(curves: Mapping[str, Curve], width: int, height: int = 10, uni
 
 def _dense(curve: Curve, right: float, dots: int) -> Sequence[tuple[float, float]]:
     """The curve with enough points in between to be a line."""
-    found: list[tuple[float, float]] = list(curve[:1])
+    result: list[tuple[float, float]] = list(curve[:1])
     for (x0, y0), (x1, y1) in itertools.pairwise(curve):
         count = max(1, min(4 * dots, int((x1 - x0) / (right or 1.0) * dots * 2)))
-        found += [(x0 + (x1 - x0) * i / count, y0 + (y1 - y0) * i / count) for i in range(1, count + 1)]
-    return found
+        result += [(x0 + (x1 - x0) * i / count, y0 + (y1 - y0) * i / count) for i in range(1, count + 1)]
+    return result

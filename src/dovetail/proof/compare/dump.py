@@ -179,7 +179,7 @@ class Dump:
         if sum(sizes) > DUMP_BYTES:
             raise self._error(f"its files have {sum(sizes):,} bytes; the limit is {DUMP_BYTES:,}")
         per_pass = [[self._file(name) for name in one.files] for one in self.passes]
-        found: dict[str, DumpTensor] = {}
+        result: dict[str, DumpTensor] = {}
         for name in dict.fromkeys(name for files in per_pass for name in files[0]):
             dim = next((dim for pattern, dim in self.sharding.items() if fnmatchcase(name, pattern)), None)
             shards, present = [], torch.zeros(0, dtype=torch.bool)
@@ -193,10 +193,10 @@ class Dump:
                 shards.append(torch.cat(filled)[self.order])
                 present = torch.cat([mask for _, mask in parts])[self.order]
             if shards and (dim is None or len(shards) == len(self.passes[0].files)):
-                found[name] = DumpTensor(tuple(shards), present, dim)
-        if not found:
+                result[name] = DumpTensor(tuple(shards), present, dim)
+        if not result:
             raise self._error("no tensor of its files has one row per token")
-        return found
+        return result
 
     def _file(self, name: str) -> Mapping[str, Tensor]:
         path, shown = self.directory.path(name), self.directory.place / name

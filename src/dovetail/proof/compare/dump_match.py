@@ -173,19 +173,19 @@ class _Matcher:
         numbered = itertools.takewhile(self.dump.__contains__, (f"{name}#{i}" for i in itertools.count()))
         return [name] if name in self.dump else list(numbered)
 
-    def _outputs(self, name: str, place: MatchedModule) -> Iterator[tuple[str, str, DumpSource]]:
-        if place.move is None:
-            yield from self._plain(name, place.ours[0], layer=place.layer)
+    def _outputs(self, name: str, module: MatchedModule) -> Iterator[tuple[str, str, DumpSource]]:
+        if module.move is None:
+            yield from self._plain(name, module.ours[0], layer=module.layer)
             return
         first, sizes = self._tensors(name)[0], self.sizes
-        for i, path in enumerate(place.ours):
+        for i, path in enumerate(module.ours):
 
             def read(rows: Sequence[DumpTensor], i: int = i) -> Tensor:
                 ranks = len(rows[0].shards)
-                per_rank = {path: sizes[path] // ranks for path in place.ours}
-                return torch.cat([place.outputs(shard, per_rank)[i] for shard in rows[0].shards], -1)
+                per_rank = {path: sizes[path] // ranks for path in module.ours}
+                return torch.cat([module.outputs(shard, per_rank)[i] for shard in rows[0].shards], -1)
 
-            if self.dump[first].width() == sum(sizes[path] for path in place.ours):
+            if self.dump[first].width() == sum(sizes[path] for path in module.ours):
                 yield "whole", path, DumpSource((first,), read)
 
     def _plain(self, name: str, address: str, *, layer: bool = True) -> Iterator[tuple[str, str, DumpSource]]:

@@ -179,15 +179,15 @@ def with_routers(places: Sequence[MatchedModule], module: nn.Module, spec: Model
         for d in declared(spec)
         if d.weight.matmul and d.weight.out == ("experts",)
     }
-    found = [place for place in places if place.theirs in modules]
+    result = [place for place in places if place.theirs in modules]
     for place in places:
         layer = _layer(place.ours[0])
         if place.choices and place.theirs not in modules and layer in layers:
             below = [name for name in modules if name.startswith(f"{layers[layer]}.")]
             wanted = (shapes.get(place.ours[0]),)
             names = [n for n in below if wanted == tuple(tuple(w.shape) for w in modules[n].parameters(recurse=False))]
-            found += [dc.replace(place, theirs=names[0])] if len(names) == 1 else []
-    return found
+            result += [dc.replace(place, theirs=names[0])] if len(names) == 1 else []
+    return result
 
 
 def with_layers(places: list[MatchedModule], module: nn.Module, spec: Model) -> list[MatchedModule]:

@@ -128,9 +128,9 @@ def first_tokenizer(*sides: SideLike) -> Tokenizer | None:
     """Return the tokenizer of the first directory that has one."""
     for side in sides:
         if isinstance(side, (str, Path)):
-            place = Path(str(side).removeprefix("hf:"))
-            if (place / TOKENIZER_FILE).is_file():
-                return Tokenizer.load(place)
+            path = Path(str(side).removeprefix("hf:"))
+            if (path / TOKENIZER_FILE).is_file():
+                return Tokenizer.load(path)
     return None
 
 

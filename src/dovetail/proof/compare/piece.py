@@ -242,7 +242,7 @@ class OuterPiece(ModelPiece):
         yield from field_candidates(part, self.skip)
         yield from candidates.unused(part, tensors, self.weights)
         yield from candidates.transposed(part, tensors)
-        yield from (one for one in candidates.edits(part, on_meta(part), field_candidates) if self.runs(one.place))
+        yield from (edit for edit in candidates.edits(part, on_meta(part), field_candidates) if self.runs(edit.place))
 
 
 class EmbeddingPiece(OuterPiece):

@@ -145,7 +145,7 @@ class NativeSide(Side):
     def places(self, module: nn.Module, spec: Model) -> list[MatchedModule]:
         assert self.spec is not None
         paths = {**comparable(self.spec), **routers(self.spec)}
-        return [place for place in ours(spec) if place.theirs in paths]
+        return [our for our in ours(spec) if our.theirs in paths]
 
     def reference(self) -> ModelModule | None:
         return self.module(torch.float64)

@@ -176,7 +176,7 @@ def _tempered_rule(ranked: RankedLogits, s: Tensor, recorded: Sequence[Settings]
         if fits and fits[-1].error <= floor:
             break
     if fits:
-        yield _refined(ranked, s, min(fits, key=lambda one: one.error), floor)
+        yield _refined(ranked, s, min(fits, key=lambda fit: fit.error), floor)
 
 
 def _two_rules(ranked: RankedLogits, s: Tensor, recorded: Sequence[Settings], best: Fit, floor: float) -> Iterator[Fit]:
