@@ -16,7 +16,7 @@ from dovetail.planning.device import device_named
 from dovetail.training.plan import OptimizerKind, Precision, Recompute
 
 if TYPE_CHECKING:
-    from dovetail.api.training_plan import TrainingPlan
+    from dovetail.api.plans import TrainingPlan
 
 BATCH_TOKENS = 2**24  # tokens per step where no batch is given: Llama 3's
 TOP = 3  # layouts that are traced and fit
@@ -58,7 +58,7 @@ def plan(
     each as soon as it is traced.
     """
     from dovetail.account import longest_length
-    from dovetail.api.training_plan import TrainingPlan
+    from dovetail.api.plans import TrainingPlan
     from dovetail.planning.report import layout_data, outlook
     from dovetail.planning.search import Planned, PlannedJob, search
     from dovetail.spec.check import check

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dovetail.hf.convert import CONCAT
-from dovetail.hf.dialect.vit import MIXER
+from dovetail.hf.dialect.vit import ATTENTION, EMBEDDINGS, MIXER, Image
 from dovetail.hf.field import ACTIVATIONS, Copy
 from dovetail.hf.gated import Activation, MlpRatio
-from dovetail.hf.image import ATTENTION, EMBEDDINGS, Image
 from dovetail.hf.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, Skip, rows
 
 NORM = {"kind": "layernorm", "eps": 1e-6}
