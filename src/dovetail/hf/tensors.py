@@ -99,10 +99,10 @@ class ImportPlan:
         return result
 
 
-def warn_dropped(dropped: Sequence[Dropped], stacklevel: int = 3) -> None:
+def warn_dropped(dropped: Sequence[Dropped]) -> None:
     """Warn once for each pattern of tensors that are not imported."""
-    for one in dropped:
-        warnings.warn(str(one), DroppedTensors, stacklevel=stacklevel)
+    for pattern in dropped:
+        warnings.warn(str(pattern), DroppedTensors, stacklevel=3)
 
 
 def _present_name(name: str, dialect: Dialect) -> str:

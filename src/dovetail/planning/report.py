@@ -114,14 +114,14 @@ class PlanReport:
         return assumptions(self.job)
 
 
-def outlook(job: PlannedJob, one: Planned, tokens: float | None, price: float | None, restart: float = RESTART) -> Outlook:
-    """Return what a run takes; `price` is in dollars per GPU-hour, `restart` in seconds from an interruption to a step."""
+def outlook(job: PlannedJob, one: Planned, tokens: float | None, price: float | None) -> Outlook:
+    """Return what a run takes; `price` is in dollars per GPU-hour."""
     per_step, step = job.batch * job.length, one.seconds.total
     work = account(job.spec, job.length).flops_per_token
     flops = 3 * (work["matmul"] + work["attention_causal"] + work.get("mtp", 0)) * per_step
     bandwidth = -(-job.gpus // job.device.node) * job.device.write
     size = CHECKPOINT * parameters(job.spec)
-    sure = reliability(size, job.gpus, write_bandwidth=bandwidth, restart_seconds=restart)
+    sure = reliability(size, job.gpus, write_bandwidth=bandwidth, restart_seconds=RESTART)
     seconds = None if tokens is None or not sure.goodput else tokens / per_step * step / sure.goodput
     return Outlook(
         mfu=flops / step / (job.gpus * job.device.peak(DTYPES[job.precision])),

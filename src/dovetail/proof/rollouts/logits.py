@@ -106,10 +106,10 @@ def check_rollouts(side: Side, rollouts: Sequence[Rollout], path: str) -> None:
             raise FileError(f"{path}:{rollout.line}: has {len(rollout.tokens)} tokens; {side.label} takes at most {longest}")
 
 
-def some_rollouts(rollouts: Sequence[Rollout], vocab: int, most: int = MOST_VALUES) -> list[Rollout]:
-    """As many rollouts as have at most `most` logits together, evenly taken; at least one."""
+def some_rollouts(rollouts: Sequence[Rollout], vocab: int) -> list[Rollout]:
+    """As many rollouts as have at most MOST_VALUES logits together, evenly taken; at least one."""
     rows = sum(len(rollout.tokens) - max(rollout.first - 1 - BEFORE, 0) for rollout in rollouts)
-    count = max(1, min(len(rollouts), most * len(rollouts) // max(1, rows * vocab)))
+    count = max(1, min(len(rollouts), MOST_VALUES * len(rollouts) // max(1, rows * vocab)))
     return [rollouts[i * len(rollouts) // count] for i in range(count)]
 
 
