@@ -80,9 +80,8 @@ def build_data(
     `executor` of your own; the result is the same. After a kill, the same call continues the build.
     `force` replaces what `out` holds.
     """
-    from dovetail.data.build import build
+    from dovetail.data.build import build, end_token, read_tokenizer
     from dovetail.data.manifest import HELD_OUT
-    from dovetail.data.plan import end_token, read_tokenizer
 
     options = ReadOptions(field, lines, separator)
     if (workers, cluster, executor).count(None) < 2:

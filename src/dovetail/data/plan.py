@@ -1,4 +1,4 @@
-"""BuildPlan: the units of work of a build, a function of the inputs and the settings alone; and the tokenizer of the corpus.
+"""BuildPlan: the units of work of a build, a function of the inputs and the settings alone.
 
     files, globs → sources → spans → units of about equal size; unit 7 → train-00007, held_out-00007
 
@@ -17,13 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.base.errors import FileError, UsageError
-from dovetail.base.limits import JSON_BYTES, MB, TOKENIZER_BYTES
+from dovetail.base.limits import MB
 from dovetail.data.formats import FORMATS, ReadOptions, format_of
-from dovetail.disk.model_files import TOKENIZER_FILE
-from dovetail.disk.untrusted import Directory, exists, is_directory, problem
-from dovetail.text.chat import CONFIG_FILE, special_token
-from dovetail.text.learn import LEAST, learn
-from dovetail.text.tokenizer import END, Tokenizer
+from dovetail.disk.untrusted import exists, problem
 
 BYTES = "bytes"  # the name of the tokenizer with one token per byte
 UNIT_BYTES = (MB, 256 * MB)  # of input per unit, at least and at most
@@ -158,36 +154,3 @@ def size_and_time(path: Path) -> tuple[int, int]:
     except OSError as error:
         raise FileError(f"{path}: cannot be read ({problem(error)})") from error
     return status.st_size, status.st_mtime_ns
-
-
-def read_tokenizer(given: str | Path | Tokenizer) -> tuple[str, Tokenizer]:
-    """Return the content of tokenizer.json, and the tokenizer."""
-    if isinstance(given, Tokenizer):
-        return given.to_json(), given
-    path = Path(given)
-    if is_directory(path):
-        return Directory(path).text(TOKENIZER_FILE, TOKENIZER_BYTES), Tokenizer.load(path)
-    if exists(path):
-        if path.name != TOKENIZER_FILE:
-            raise FileError(f"{path}: is not called {TOKENIZER_FILE}; give the directory that holds one")
-        return read_tokenizer(path.parent)
-    if given != BYTES:
-        raise FileError(f"{given}: no such tokenizer; give a directory with a {TOKENIZER_FILE}, or {BYTES!r}")
-    learned = learn("", LEAST)
-    return learned.to_json(), learned
-
-
-def end_token(tokenizer: Tokenizer, given: str | Path | Tokenizer, end: str | None) -> int | None:
-    """Return the id after each document."""
-    if end is not None:
-        return tokenizer.id_of(end) if end else None
-    if (token := tokenizer.engine.token_to_id(END)) is not None:
-        return token
-    declared = None
-    if not isinstance(given, Tokenizer):
-        path = Path(given)
-        where = Directory(path if is_directory(path) else path.parent)
-        declared = where.json(CONFIG_FILE, JSON_BYTES).get("eos_token") if where.has(CONFIG_FILE) else None
-    if (content := special_token(declared)) is None:
-        raise UsageError(f"--end: {CONFIG_FILE} has no eos_token; name the token after each document, or '' for none")
-    return tokenizer.id_of(content)
