@@ -51,7 +51,7 @@ class RunList(Result):
         return [table, self.rest(width)]
 
     def rest(self, width: int) -> View:
-        compared = ["\n".join(["", f"{one.a} → {one.b}", *one.lines()]) for one in self.comparisons]
+        compared = ["\n".join(["", f"{comparison.a} → {comparison.b}", *comparison.lines()]) for comparison in self.comparisons]
         return [*self.unreadable, *run_curves(self._histories(), width), *compared]
 
     def page(self) -> Page:

@@ -114,9 +114,9 @@ class PlanReport:
         return assumptions(self.job)
 
 
-def outlook(job: PlannedJob, one: Planned, tokens: float | None, price: float | None) -> Outlook:
+def outlook(job: PlannedJob, planned: Planned, tokens: float | None, price: float | None) -> Outlook:
     """Return what a run takes; `price` is in dollars per GPU-hour."""
-    per_step, step = job.batch * job.length, one.seconds.total
+    per_step, step = job.batch * job.length, planned.seconds.total
     work = account(job.spec, job.length).flops_per_token
     flops = 3 * (work["matmul"] + work["attention_causal"] + work.get("mtp", 0)) * per_step
     bandwidth = -(-job.gpus // job.device.node) * job.device.write
@@ -133,25 +133,25 @@ def outlook(job: PlannedJob, one: Planned, tokens: float | None, price: float | 
     )
 
 
-def layout_data(job: PlannedJob, one: Planned, found: Outlook) -> dict[str, Any]:
+def layout_data(job: PlannedJob, planned: Planned, found: Outlook) -> dict[str, Any]:
     """Return a layout as plain data."""
-    seconds, memory, setting = one.seconds, one.memory, one.setting
+    seconds, memory, setting = planned.seconds, planned.memory, planned.setting
     return {
-        "layout": dc.asdict(one.layout),
+        "layout": dc.asdict(planned.layout),
         "rows": setting.rows,
         "micro_batches": setting.micro_batches,
         "recompute": setting.recompute,
-        "fits": one.fits,
+        "fits": planned.fits,
         "memory": {**memory._asdict(), "activations": memory.activations, "usable": int(job.device.usable)},
-        "parameters_per_rank": one.trace.parameters,
-        "bytes_per_step": {"within_node": round(one.links.within), "between_nodes": round(one.links.between)},
+        "parameters_per_rank": planned.trace.parameters,
+        "bytes_per_step": {"within_node": round(planned.links.within), "between_nodes": round(planned.links.between)},
         "collectives": [
             {"kind": kind, "ranks": group.ranks, "stride": group.stride, "calls": traffic.calls, "bytes": traffic.bytes}
-            for (kind, group), traffic in one.trace.cost.traffic.items()
+            for (kind, group), traffic in planned.trace.cost.traffic.items()
         ],
-        "flops_per_rank": one.trace.cost.flops,
+        "flops_per_rank": planned.trace.cost.flops,
         "seconds": {**dc.asdict(seconds), "step": seconds.total},
-        "limited_by": one.limit,
+        "limited_by": planned.limit,
         "mfu": found.mfu,
         "tokens_per_second": found.tokens_per_second,
         "days": found.days,
@@ -190,7 +190,7 @@ def assumptions(job: PlannedJob, restart: float = RESTART) -> list[str]:
     ]
 
 
-def bubble_of(one: Planned) -> float:
+def bubble_of(planned: Planned) -> float:
     """Return the fraction of a step in which pipeline stages wait."""
-    idle = bubble(one.layout, one.setting.micro_batches)
+    idle = bubble(planned.layout, planned.setting.micro_batches)
     return idle / (1 + idle)

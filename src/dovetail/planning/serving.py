@@ -184,11 +184,11 @@ class Capacity:
     dollars_per_million_tokens: float | None
 
 
-def capacity(one: Replica, load: Load, users: float, active: float, each: float, price: float | None) -> Capacity:
+def capacity(replica: Replica, load: Load, users: float, active: float, each: float, price: float | None) -> Capacity:
     """`active` is the share of users in the busiest hour, each of whom sends `each` requests in it; one replica is spare."""
     requests = users * active * each / 3600
-    count = max(1, math.ceil(requests / (HEADROOM * one.requests(load)))) + 1
-    gpus = count * one.tensor
+    count = max(1, math.ceil(requests / (HEADROOM * replica.requests(load)))) + 1
+    gpus = count * replica.tensor
     dollars = None if price is None else gpus * price
     tokens = requests * load.answer * 3600
     return Capacity(users, requests, count, gpus, dollars, None if dollars is None or not tokens else dollars / tokens * 1e6)

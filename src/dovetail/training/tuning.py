@@ -154,9 +154,9 @@ def packed_batch(rows: Sequence[Sequence[Encoded]], length: int) -> tuple[Tensor
     return tokens, labels, TokenLayout.packed([[len(one.ids) for one in row] for row in rows], n)
 
 
-def labels_of(one: Encoded) -> Tensor:
+def labels_of(encoded: Encoded) -> Tensor:
     """(n,) what each token of an example predicts: the next one where it is an answer's, else −100."""
-    following = np.where(one.answer[1:], one.ids[1:], IGNORED)
+    following = np.where(encoded.answer[1:], encoded.ids[1:], IGNORED)
     return torch.from_numpy(np.append(following, IGNORED))
 
 

@@ -146,10 +146,10 @@ def layout_rows(plan: PlanReport) -> Iterator[tuple[str, ...]]:
         yield _layout_cells(plan.job, one, found)
 
 
-def layout_line(job: PlannedJob, one: Planned, found: Outlook) -> Text:
+def layout_line(job: PlannedJob, planned: Planned, found: Outlook) -> Text:
     """One layout in a line, which is printed when it is traced."""
-    layout, _, *cells = _layout_cells(job, one, found)
-    mark = ("✓ ", "green") if one.fits else ("✗ ", "yellow")
+    layout, _, *cells = _layout_cells(job, planned, found)
+    mark = ("✓ ", "green") if planned.fits else ("✗ ", "yellow")
     pairs = zip(COLUMNS[2:], cells, strict=True)
     return Text.assemble(mark, (layout, "bold"), ": " + ", ".join(f"{name} {cell}" for name, cell in pairs if cell != "–"))
 
