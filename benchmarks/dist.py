@@ -29,7 +29,7 @@ from dovetail.parallel.layout import Axes, Layout
 from dovetail.parallel.pair import Pair
 from dovetail.training.objective import next_token
 from dovetail.training.plan import Plan
-from dovetail.training.ranks import Ranks
+from dovetail.training.ranks import JobRanks
 from dovetail.training.step import Trainer
 
 EQUAL = Goal(high=1e-9)
@@ -99,7 +99,7 @@ def timed(steps: int, rounds: int) -> list[float]:
     rank, count = dist.get_rank(), dist.get_world_size()
     rows, length = 8, 128
     tokens = torch.randint(2048, (rows, length + 1), generator=torch.Generator().manual_seed(rank))
-    ranks = Ranks(rank, Layout.of(count))
+    ranks = JobRanks(rank, Layout.of(count))
     spec = from_yaml(TIMED)
     trainer = Trainer(ranks.build(spec, seed=0), next_token, Plan(steps=10_000), ranks)
     batch = Batch(tokens[:, :-1], tokens[:, 1:], TokenLayout.whole(rows, length))

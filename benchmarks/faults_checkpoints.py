@@ -31,7 +31,7 @@ from dovetail.training import checkpoint, storage
 from dovetail.training.checkpoint import MANIFEST, Checkpoints, step_of, verify
 from dovetail.training.objective import next_token
 from dovetail.training.plan import Plan
-from dovetail.training.ranks import Ranks
+from dovetail.training.ranks import JobRanks
 from dovetail.training.step import Trainer
 
 LINES = {module.__file__ for module in (checkpoint, storage, tensors, replace, shape)}  # of a save
@@ -43,7 +43,7 @@ LARGE = SPEC.replace("width: 64", "width: 128").replace("head: 16", "head: 32").
 def state(seed: int = 0, steps: int = 0, tensor: int = 1) -> dict[str, torch.Tensor]:
     """The tensors of the tiny model after some steps, sharded across the ranks; `tensor` of them share each layer."""
     layout = Layout.of(dist.get_world_size(), tensor=tensor) if dist.is_initialized() else Layout()
-    ranks = Ranks(dist.get_rank() if layout.ranks > 1 else 0, layout)
+    ranks = JobRanks(dist.get_rank() if layout.ranks > 1 else 0, layout)
     trainer = Trainer(ranks.build(from_yaml(SPEC), seed=seed), next_token, Plan(steps=9), ranks)
     tokens = torch.randint(0, 512, (12, 17), generator=torch.Generator().manual_seed(3))
     tokens = tokens[ranks.data_rank :: ranks.data_count]

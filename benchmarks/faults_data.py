@@ -31,8 +31,8 @@ import numpy as np
 from dovetail.base.errors import FileError
 from dovetail.data import blocks
 from dovetail.data.blocks import BLOCK
-from dovetail.data.corpora import ShardedTokens, Tokens, open_tokens
-from dovetail.data.manifest import Manifest, Split, TokenizerInfo
+from dovetail.data.corpora import CorpusTokens, ShardedTokens, open_tokens
+from dovetail.data.manifest import DataSplit, Manifest, TokenizerInfo
 from dovetail.data.shards import ShardInfo, ShardWriter, dtype_for, index_bytes
 from dovetail.data.stream import Stream
 
@@ -74,11 +74,11 @@ def sparse(place: Path, samples: int, length: int = 8, documents: int = 1_000_00
 
 
 def _write_manifest(place: Path, infos: list[ShardInfo], vocab: int = VOCAB) -> None:
-    splits = {"train": Split(tuple(infos)), "held_out": Split()}
+    splits = {"train": DataSplit(tuple(infos)), "held_out": DataSplit()}
     Manifest(TokenizerInfo("0" * 64, vocab, None), splits, {"duplicates": 0, "empty": 0}, {}).write(place)
 
 
-def global_batches(tokens: Tokens, batch: int, world: int, workers: int, samples: int) -> Iterator[list[int]]:
+def global_batches(tokens: CorpusTokens, batch: int, world: int, workers: int, samples: int) -> Iterator[list[int]]:
     """The sample numbers of each step, over all ranks, from a position."""
     from dovetail.data.loader import Loader
 
@@ -277,7 +277,7 @@ QUICK: dict[str, dict[str, Any]] = {
 # -- tools ------------------------------------------------------------------------------------------------------------------
 
 
-def _steps(tokens: Tokens, batch: int, world: int, workers: int, samples: int, steps: int) -> list[list[int]]:
+def _steps(tokens: CorpusTokens, batch: int, world: int, workers: int, samples: int, steps: int) -> list[list[int]]:
     return list(itertools.islice(global_batches(tokens, batch, world, workers, samples), steps))
 
 

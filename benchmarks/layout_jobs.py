@@ -22,7 +22,7 @@ from dovetail.training.checkpoint import Checkpoints
 from dovetail.training.loop import measure
 from dovetail.training.objective import next_token
 from dovetail.training.plan import OptimizerKind, Plan
-from dovetail.training.ranks import Ranks
+from dovetail.training.ranks import JobRanks
 from dovetail.training.step import Trainer
 
 VOCAB, BATCH, LENGTH = 62, 4, 24
@@ -106,8 +106,8 @@ def train_steps(
     return Trained([one.loss for one in found], [one.grad_norm for one in found], found[-1].tokens, held_out, weights)
 
 
-def _ranks(axes: Axes) -> Ranks:
-    return Ranks(dist.get_rank(), Layout.of(dist.get_world_size(), **axes)) if dist.is_initialized() else Ranks()
+def _ranks(axes: Axes) -> JobRanks:
+    return JobRanks(dist.get_rank(), Layout.of(dist.get_world_size(), **axes)) if dist.is_initialized() else JobRanks()
 
 
 def _trainer(axes: Axes, seed: int) -> Trainer:

@@ -27,7 +27,7 @@ from scipy.optimize import nnls
 from dovetail.files.spec import from_yaml
 from dovetail.parallel.layout import Layout
 from dovetail.parallel.pair import Pair
-from dovetail.planning.cost import Trace
+from dovetail.planning.cost import StepTrace
 from dovetail.planning.stages import trace_stages
 from dovetail.planning.trace import Setting, traced_rank
 from dovetail.planning.watch import gloo_staging
@@ -51,7 +51,7 @@ QUICK = {name: text.replace("2048", "128") for name, text in SPECS.items()}
 LLAMA_405B = {"8,192 tokens": "--length 8192 --shards 128 --batch 2048 --sequence 1"}
 
 
-def features(trace: Trace, ranks: int) -> list[float]:
+def features(trace: StepTrace, ranks: int) -> list[float]:
     """What a step costs: FLOPs, bytes, kernels, bytes of collectives, and their calls; ranks share the cores."""
     cost, busy = trace.cost, max(1.0, ranks / plan_jobs.cores())
     moved = cost.moved + sum(one.bytes * count for one, count in cost.products.items())

@@ -15,7 +15,7 @@ from dovetail.files.spec import from_yaml
 from dovetail.parallel.layout import Layout
 from dovetail.planning.trace import Setting, fake_batch, watch_step
 from dovetail.training.objective import next_token
-from dovetail.training.ranks import Ranks
+from dovetail.training.ranks import JobRanks
 from dovetail.training.step import DTYPES, Trainer
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
@@ -24,7 +24,7 @@ TINY = "width: 32\nvocab: 64\nhead: {kind: lm, tied: false}\nlayers: [{repeat: 4
 
 def trainer_of(text: str, layout: Layout, setting: Setting) -> Trainer:
     """A trainer as `dovetail train` makes it."""
-    ranks = Ranks(dist.get_rank(), layout)
+    ranks = JobRanks(dist.get_rank(), layout)
     model = ranks.build(from_yaml(text), 0, DTYPES[setting.precision])
     return Trainer(model, next_token, setting.plan(setting.micro_batches), ranks)
 
@@ -32,7 +32,7 @@ def trainer_of(text: str, layout: Layout, setting: Setting) -> Trainer:
 def counted(text: str, layout: Layout, setting: Setting) -> dict[str, Any]:
     """The parameters of this rank, and (kind, ranks, stride) -> bytes of the collectives of a step, on real tensors."""
     for _ in range(2):  # the first step derives shapes
-        ranks = Ranks(dist.get_rank(), layout)
+        ranks = JobRanks(dist.get_rank(), layout)
         model = ranks.build(from_yaml(text), 0, DTYPES[setting.precision])
         found = watch_step(model, ranks, setting)
     sent = {(kind, *group): traffic.bytes for (kind, group), traffic in found.cost.traffic.items()}

@@ -16,7 +16,7 @@ import torch
 from measure import Goal, Row, arguments, progress, report
 
 from dovetail.base.errors import DovetailError
-from dovetail.hf.peaked import Inputs, in_bfloat16, randomize, with_peaked_logits
+from dovetail.hf.peaked import RandomInputs, in_bfloat16, randomize, with_peaked_logits
 from dovetail.hf.shrink import shrink
 from dovetail.hf.survey import typical
 from dovetail.model.construction import build
@@ -81,7 +81,7 @@ def measured(work: tuple[str, int, int]) -> Counts:
 @torch.no_grad()
 def differing(model: ModelModule, spec: Model, seed: int) -> int:
     """The number of positions whose top-1 token differs between float32 and bfloat16."""
-    inputs = Inputs.random(spec, seed, 1_000_000, ROWS, TOKENS)  # an index that no step of training has
+    inputs = RandomInputs.random(spec, seed, 1_000_000, ROWS, TOKENS)  # an index that no step of training has
     tops = (inputs.run(one).argmax(-1) for one in (model, in_bfloat16(model)))
     return int((next(tops) != next(tops)).sum())
 

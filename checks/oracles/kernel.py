@@ -18,7 +18,7 @@ from dovetail.nn.layout import TokenLayout
 from dovetail.nn.view import Scoring
 from dovetail.ops.attend import BACKENDS, attend, chosen, is_plain, offering, using
 from dovetail.ops.attend_tiled import MaskCache, Work
-from dovetail.ops.implementation import Backend, Shape
+from dovetail.ops.implementation import Backend, ProblemSize
 from dovetail.proof.laws.kernel import small_tiles
 from dovetail.proof.laws.oracle import Comparison, numbers, oracle, part, row
 
@@ -181,7 +181,7 @@ def plain() -> Iterator[Comparison]:
     yield Comparison("a window", is_plain((causal & part("window", size=9)).flag(), row(5), row(5)), False)
 
 
-Asked = list[tuple[Shape, frozenset[str]]]
+Asked = list[tuple[ProblemSize, frozenset[str]]]
 
 
 @contextmanager
@@ -189,7 +189,7 @@ def _listening(offers: frozenset[str] = EVERY) -> Iterator[Asked]:
     """Add a backend that records the arguments of its cost, which is infinite, so that it never runs."""
     asked: Asked = []
 
-    def cost(shape: Shape, needs: frozenset[str]) -> float:
+    def cost(shape: ProblemSize, needs: frozenset[str]) -> float:
         asked.append((shape, needs))
         return inf
 

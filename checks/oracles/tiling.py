@@ -15,8 +15,8 @@ from torch import Tensor
 
 from dovetail.nn.layout import TokenLayout
 from dovetail.ops import mask as counted
-from dovetail.ops.mask import Run, dense, pairs, plan, same_document, spans
-from dovetail.ops.tiles import Tiling, Tokens, Where, add, put, take
+from dovetail.ops.mask import TileRun, dense, pairs, plan, same_document, spans
+from dovetail.ops.tiles import TileOrder, Tiling, Where, add, put, take
 from dovetail.proof.laws.oracle import Comparison, oracle, part, row
 
 
@@ -191,8 +191,8 @@ def _text(where: Where) -> str:
 @oracle("strided")
 def regrouped() -> Iterator[Comparison]:
     """Eight tokens sorted by residue: 0 2 4 6 1 3 5 7. Evenly spaced neighbors are a slice."""
-    even, plain, third = Tokens(row(8), 2), Tokens(row(8), 1), Tokens(row(8), 3)
-    cases: list[tuple[Tokens, list[tuple[int, int]], str]] = [
+    even, plain, third = TileOrder(row(8), 2), TileOrder(row(8), 1), TileOrder(row(8), 3)
+    cases: list[tuple[TileOrder, list[tuple[int, int]], str]] = [
         (even, [(0, 2)], "0:3:2"),
         (even, [(2, 4)], "4:7:2"),
         (even, [(4, 6)], "1:4:2"),
@@ -210,10 +210,10 @@ def regrouped() -> Iterator[Comparison]:
         (plain, [(0, 2), (5, 6)], "0,1,5"),
     ]
     for tokens, places, text in cases:
-        runs = [Run(begin, end, True) for begin, end in places]
+        runs = [TileRun(begin, end, True) for begin, end in places]
         yield Comparison(f"step {tokens.step}, {places}", _text(tokens.where(runs)), text)
-    late = Tokens(row(5, start=3), 2)  # orders 3 4 5 6 7: the even ones, 4 and 6, come first
-    yield Comparison("by order, not by index", _text(late.where([Run(0, 3, True)])), "1,3,0")
+    late = TileOrder(row(5, start=3), 2)  # orders 3 4 5 6 7: the even ones, 4 and 6, come first
+    yield Comparison("by order, not by index", _text(late.where([TileRun(0, 3, True)])), "1,3,0")
     # tokens of one residue see half of the keys: 4 tiles of 2 queries by 4 keys; unsorted it would be 64 scores
     tiling = Tiling(part("strided", step=2), row(8), row(8), 1, 2, 3)
     yield Comparison("scores touched", tiling.touched(), 32, near=0)

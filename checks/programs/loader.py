@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from checks.programs.frame import Kind, Session, Step, wrong
-from dovetail.data.corpora import Tokens
+from dovetail.data.corpora import CorpusTokens
 from dovetail.data.corpus import Batch
 from dovetail.data.loader import Loader
 from dovetail.data.stream import Stream
@@ -21,7 +21,7 @@ from dovetail.data.stream import Stream
 TOKENS, DOCUMENT = 401, 7
 
 
-class Counted(Tokens):
+class Counted(CorpusTokens):
     """Tokens 0, 1, 2, … in documents of equal lengths."""
 
     name, tokens, documents, fingerprint = "counted", TOKENS, TOKENS // DOCUMENT, "counted"

@@ -21,7 +21,7 @@ from dovetail.base.errors import DovetailError
 from dovetail.decoding.steps import Decoder
 from dovetail.proof.laws.case import perturbed
 from dovetail.state.pool import Pool
-from dovetail.weights.adapters.attach import Merged, attach, detach, merge
+from dovetail.weights.adapters.attach import MergedWeights, attach, detach, merge
 from dovetail.weights.adapters.lora import Lora
 from dovetail.weights.adapters.multi_lora import Bank
 from dovetail.weights.adapters.storage import adapter_tensors, set_adapter
@@ -99,7 +99,7 @@ class ModelSession(Session):
     def __init__(self, name: str) -> None:
         self.name, self.model = name, copy.deepcopy(_first(name))
         self.quantized, self.training, self.adapter = False, self.model.training, None
-        self.merged: tuple[Merged, dict[str, Tensor], dict[str, Tensor]] | None = None
+        self.merged: tuple[MergedWeights, dict[str, Tensor], dict[str, Tensor]] | None = None
         self.frozen, self.banks = set[str](), (Bank(self.model), Bank(self.model))
         self.loaded: tuple[dict[str, int], dict[str, int]] = ({}, {})
         self.weights = self._weights(self.model)

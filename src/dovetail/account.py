@@ -50,7 +50,7 @@ LONGEST_PERIOD = 16  # layers in the longest pattern that `runs` detects
 
 
 @dc.dataclass(frozen=True)
-class Node:
+class TreeNode:
     """One part of the module tree, with its children."""
 
     path: str
@@ -59,7 +59,7 @@ class Node:
     about: dict[str, Any]  # axis sizes it defines, fields that differ from their default, parts without a module
     shapes: dict[str, tuple[int, ...]]  # of its own parameters
     same_as: dict[str, str]  # tied weights: name -> path of the weight they are tied to
-    children: list[Node]
+    children: list[TreeNode]
 
     @cached_property
     def parameters(self) -> int:
@@ -72,9 +72,9 @@ class Node:
         return (self.kind, repr(self.about), repr(self.shapes), *(child.form for child in self.children))
 
 
-def tree(spec: Part) -> Node:
+def tree(spec: Part) -> TreeNode:
     """Return the module tree with the shape of every parameter."""
-    open_nodes: list[tuple[Node, Scope]] = []
+    open_nodes: list[tuple[TreeNode, Scope]] = []
     for path, part, scope in walk(spec):
         while open_nodes and not path.startswith(f"{open_nodes[-1][0].path}.".lstrip(".")):
             open_nodes.pop()
@@ -82,17 +82,17 @@ def tree(spec: Part) -> Node:
         weights = weights_of(part, scope)
         shapes = {w.name: w.shape(scope) for w in weights if w.learned}
         same_as = {w.name: w.same_as for w in weights if w.same_as is not None}
-        node = Node(path, part.kind, summary_of(type(part)), _about(part, scope, above), shapes, same_as, [])
+        node = TreeNode(path, part.kind, summary_of(type(part)), _about(part, scope, above), shapes, same_as, [])
         if open_nodes:
             open_nodes[-1][0].children.append(node)
         open_nodes.append((node, scope))
     return open_nodes[0][0]
 
 
-def runs(nodes: list[Node]) -> list[tuple[list[Node], int]]:
+def runs(nodes: list[TreeNode]) -> list[tuple[list[TreeNode], int]]:
     """Fold repeated layers: (the layers of one period, the number of repeats). The layers local, full, local, full are one run
     of two layers, twice; a node that is not a numbered layer is a run of its own."""
-    folded: list[tuple[list[Node], int]] = []
+    folded: list[tuple[list[TreeNode], int]] = []
     begin = 0
     while begin < len(nodes):
         period, times = 1, 1
@@ -106,7 +106,7 @@ def runs(nodes: list[Node]) -> list[tuple[list[Node], int]]:
     return folded
 
 
-def _repeats(nodes: list[Node], size: int) -> int:
+def _repeats(nodes: list[TreeNode], size: int) -> int:
     """How many times in a row the first `size` nodes occur."""
     times = 1
     while (times + 1) * size <= len(nodes) and all(nodes[times * size + i].form == nodes[i].form for i in range(size)):
@@ -151,7 +151,7 @@ class Account:
     dtype: str  # a short name: bf16
 
     @cached_property
-    def tree(self) -> Node:
+    def tree(self) -> TreeNode:
         """The module tree."""
         return tree(self.spec)
 
@@ -213,7 +213,7 @@ class Account:
             "tree": self._node_data(self.tree),
         }
 
-    def _node_data(self, node: Node) -> dict[str, Any]:
+    def _node_data(self, node: TreeNode) -> dict[str, Any]:
         cost = self.costs[node.path]
         data: dict[str, Any] = {"path": node.path, "kind": node.kind, "parameters": node.parameters}
         data["flops_per_token"] = {"matmul": cost.matmul, "attention_causal": cost.attention}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import dovetail as dt
-from dovetail.api.training_plan import TrainingPlan
+from dovetail.api.plans import TrainingPlan
 from dovetail.base.errors import UsageError
 from dovetail.cli import main
 

@@ -13,7 +13,7 @@ import dovetail as dt
 from dovetail.base.errors import FileError, UsageError
 from dovetail.cli import main
 from dovetail.disk.yaml import parse_yaml
-from dovetail.training.ranks import Ranks
+from dovetail.training.ranks import JobRanks
 
 SPEC = "{width: 28, vocab: 270, layers: [{repeat: 2, mixer: {heads: 2, kv_heads: 1}, ffn: {hidden: 44}}]}"
 SMALL: dict[str, Any] = {"batch": 4, "length": 16, "sample": 0, "quiet": True, "evals": 1}
@@ -32,13 +32,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start_of(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
     """The weights that runs start from, as they are set."""
     seen: list[dict[str, torch.Tensor]] = []
-    whole = Ranks.set_weights
+    whole = JobRanks.set_weights
 
-    def recorded(self: Ranks, model: dt.Transformer, weights: Any) -> None:
+    def recorded(self: JobRanks, model: dt.Transformer, weights: Any) -> None:
         whole(self, model, weights)
         seen.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
 
-    monkeypatch.setattr(Ranks, "set_weights", recorded)
+    monkeypatch.setattr(JobRanks, "set_weights", recorded)
     return seen
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail.data.manifest import Manifest, Split, TokenizerInfo
+from dovetail.data.manifest import DataSplit, Manifest, TokenizerInfo
 from dovetail.data.shards import ShardInfo, ShardWriter, dtype_for
 
 Write = Callable[..., Path]
@@ -25,7 +25,9 @@ def write_corpus(directory: Path, shards: Sequence[Sequence[Sequence[int]]], voc
         assert shard.info is not None
         infos.append(shard.info)
     info = TokenizerInfo("0" * 64, vocab, None)
-    Manifest(info, {"train": Split(tuple(infos)), "held_out": Split()}, {"duplicates": 0, "empty": 0}, {}).write(directory)
+    Manifest(info, {"train": DataSplit(tuple(infos)), "held_out": DataSplit()}, {"duplicates": 0, "empty": 0}, {}).write(
+        directory
+    )
     return directory
 
 

@@ -10,7 +10,7 @@ import pytest
 from dovetail.base.errors import FileError
 from dovetail.base.limits import CHAT_MESSAGES
 from dovetail.data.chats import read_answers, read_judged, read_preferences, read_prompts, read_rows
-from dovetail.text.conversation import Chat, Completion
+from dovetail.text.conversation import Completion, Conversation
 
 USER, GOOD, BAD = (
     {"role": "user", "content": "hi"},
@@ -27,7 +27,11 @@ def write(path: Path, *rows: object) -> Path:
 def test_answers_are_messages_or_completions(tmp_path: Path) -> None:
     rows = [{"messages": [USER, GOOD]}, {"prompt": "a", "completion": " b"}, {"prompt": [USER], "completion": "yes"}]
     found, _ = read_answers(write(tmp_path / "a.jsonl", *rows, ""))
-    assert [row.examples for row in found] == [(Chat((USER, GOOD)),), (Completion("a", " b"),), (Chat((USER, GOOD), 1),)]
+    assert [row.examples for row in found] == [
+        (Conversation((USER, GOOD)),),
+        (Completion("a", " b"),),
+        (Conversation((USER, GOOD), 1),),
+    ]
     assert [row.where.rpartition(":")[2] for row in found] == ["1", "2", "3"]
 
 
@@ -38,14 +42,14 @@ def test_preferences_have_a_prompt_or_begin_alike(tmp_path: Path) -> None:
         {"chosen": [USER, GOOD], "rejected": [USER, BAD]},
     ]
     found, _ = read_preferences(write(tmp_path / "a.jsonl", *rows))
-    pair = (Chat((USER, GOOD), 1), Chat((USER, BAD), 1))
+    pair = (Conversation((USER, GOOD), 1), Conversation((USER, BAD), 1))
     assert [row.examples for row in found] == [(Completion("a", " b"), Completion("a", " c")), pair, pair]
     assert read_rows(tmp_path / "a.jsonl")[0] == found
 
 
 def test_prompts_carry_their_fields(tmp_path: Path) -> None:
     found, _ = read_prompts(write(tmp_path / "a.jsonl", {"prompt": "2+2=", "answer": "4"}, {"prompt": [USER]}))
-    assert [one.prompt for one in found] == ["2+2=", Chat((USER,))]
+    assert [one.prompt for one in found] == ["2+2=", Conversation((USER,))]
     assert found[0].fields["answer"] == "4"
 
 

@@ -10,15 +10,15 @@ import pytest
 
 from dovetail.base.errors import FileError, UsageError
 from dovetail.data import formats
-from dovetail.data.formats import FORMATS, Options, Text, format_of
-from dovetail.data.plan import Settings, expand, make_plan
+from dovetail.data.formats import FORMATS, ReadOptions, Text, format_of
+from dovetail.data.plan import BuildSettings, expand, make_plan
 
 RANDOM = random.Random(3)
 ROWS = ["", "one", "naïve\ttext", "a" * 50, "two\r", "  ", "日本語", "—", "end"] * 6
 RANDOM.shuffle(ROWS)
 
 
-def documents(path: Path, target: int, options: Options) -> list[str]:
+def documents(path: Path, target: int, options: ReadOptions) -> list[str]:
     kind = format_of(path, None)
     spans = kind.spans(path, path.stat().st_size, target, options)
     return [text for span in spans for text in kind.documents(path, span.start, span.stop, options)]
@@ -30,7 +30,7 @@ def test_lines_in_any_spans(tmp_path: Path, target: int, end: str) -> None:
     path = tmp_path / "rows.txt"
     path.write_bytes(("\n".join(ROWS) + end).encode())
     expected = [row.removesuffix("\r") for row in ROWS[:-1]] + [ROWS[-1]]
-    assert documents(path, target, Options(lines=True)) == expected
+    assert documents(path, target, ReadOptions(lines=True)) == expected
 
 
 @pytest.mark.parametrize("target", [1, 3, 11, 10**6])
@@ -40,37 +40,37 @@ def test_separated_documents_in_any_spans(tmp_path: Path, target: int, separator
     texts = ["one", "two\nlines", "naïve", "four\nmore\nlines", "x"]
     path = tmp_path / "stories.txt"
     path.write_bytes(f"\n{separator}\n".join(texts).replace("\n", line_end).encode())
-    assert documents(path, target, Options(separator=separator)) == texts
+    assert documents(path, target, ReadOptions(separator=separator)) == texts
 
 
 def test_blank_lines_in_a_row_give_empty_documents(tmp_path: Path) -> None:
     path = tmp_path / "stories.txt"
     path.write_text("\none\n\n\n\ntwo\n\n")
     for target in (1, 2, 3, 5, 100):
-        assert [text for text in documents(path, target, Options(separator="")) if text] == ["one", "two"]
+        assert [text for text in documents(path, target, ReadOptions(separator="")) if text] == ["one", "two"]
 
 
 def test_a_text_file_is_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "play.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\n\ntwo\n")
-    assert documents(path, 1, Options()) == ["one\n\ntwo\n"]
-    assert documents(path, 1, Options(lines=True)) == ["one", "", "two"]
+    assert documents(path, 1, ReadOptions()) == ["one\n\ntwo\n"]
+    assert documents(path, 1, ReadOptions(lines=True)) == ["one", "", "two"]
     monkeypatch.setattr(formats, "TEXT_BYTES", 8)
     with pytest.raises(FileError, match=r"play\.txt: is longer than 8 bytes, the limit for a document; cut it .*--lines"):
-        documents(path, 1, Options())
+        documents(path, 1, ReadOptions())
     monkeypatch.setattr(formats, "TEXT_BYTES", 4)
     with pytest.raises(FileError, match=r"play\.txt:1: is longer than 4 bytes, the limit for a line"):
-        documents(path, 1, Options(lines=True))
+        documents(path, 1, ReadOptions(lines=True))
     path.write_text("\n-\n1\n2\n3\n")
     with pytest.raises(FileError, match=r"play\.txt:3: begins a document of more than 4 bytes"):
-        documents(path, 1, Options(separator="-"))
+        documents(path, 1, ReadOptions(separator="-"))
 
 
 @pytest.mark.parametrize("target", [1, 9, 30, 10**6])
 def test_json_lines_in_any_spans(tmp_path: Path, target: int) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(f"{json.dumps({'body': row, 'n': 1})}\n{' ' if row == 'one' else ''}\n" for row in ROWS))
-    assert documents(path, target, Options(field="body")) == ROWS
+    assert documents(path, target, ReadOptions(field="body")) == ROWS
 
 
 BAD_LINES = {
@@ -91,12 +91,12 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, target: int) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"text": "good"}\n' * 6 + line.encode("latin1") + b'\n{"text": "good"}\n')
     with pytest.raises(FileError, match=rf"rows\.jsonl:7: {BAD_LINES[line]}"):
-        documents(path, target, Options())
+        documents(path, target, ReadOptions())
 
 
-@pytest.mark.parametrize("options", [Options(), Options(lines=True), Options(separator="")])
+@pytest.mark.parametrize("options", [ReadOptions(), ReadOptions(lines=True), ReadOptions(separator="")])
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
-def test_text_that_is_not_utf8_is_named_by_line(tmp_path: Path, options: Options, line_end: bytes) -> None:
+def test_text_that_is_not_utf8_is_named_by_line(tmp_path: Path, options: ReadOptions, line_end: bytes) -> None:
     path = tmp_path / "rows.txt"
     path.write_bytes(line_end.join([b"one", b"two", b"", b"three", b"caf\xe9", b"four"]))
     for target in (4, 100):
@@ -113,15 +113,15 @@ def test_parquet_in_any_spans(tmp_path: Path) -> None:
     table = pyarrow.table({"body": ROWS, "n": range(len(ROWS))})
     parquet.write_table(table, path, row_group_size=5)
     for target in (1, 200, 10**6):
-        assert documents(path, target, Options(field="body")) == ROWS
-    assert len(FORMATS["parquet"].spans(path, 0, 1, Options(field="body"))) == -(-len(ROWS) // 5)
+        assert documents(path, target, ReadOptions(field="body")) == ROWS
+    assert len(FORMATS["parquet"].spans(path, 0, 1, ReadOptions(field="body"))) == -(-len(ROWS) // 5)
     with pytest.raises(FileError, match=r"rows\.parquet: has no column 'text'; its columns are 'body', 'n'"):
-        documents(path, 1, Options())
+        documents(path, 1, ReadOptions())
     with pytest.raises(FileError, match=r"rows\.parquet: row 1 of 'n' is int, not a string"):
-        documents(path, 1, Options(field="n"))
+        documents(path, 1, ReadOptions(field="n"))
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(FileError, match=r"rows\.parquet: cannot be read as Parquet"):
-        documents(path, 1, Options(field="body"))
+        documents(path, 1, ReadOptions(field="body"))
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
     (tmp_path / "rows.parquet").write_bytes(b"PAR1")
     with pytest.raises(FileError, match=r'rows\.parquet: Parquet is read with pyarrow: pip install "dovetail-lm\[data\]"'):
-        documents(tmp_path / "rows.parquet", 1, Options())
+        documents(tmp_path / "rows.parquet", 1, ReadOptions())
 
 
 def test_formats_are_known_by_suffix_or_by_name(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_units_are_of_about_equal_size(tmp_path: Path, monkeypatch: pytest.Monke
     for i in range(60):
         (tmp_path / f"{i:02d}.txt").write_text("x" * 7)
     (tmp_path / "long.jsonl").write_text('{"text": "x"}\n' * 100)
-    settings = Settings("0", 258, 0, Options(), False, 0.0)
+    settings = BuildSettings("0", 258, 0, ReadOptions(), False, 0.0)
     plan = make_plan(expand([tmp_path]), settings)
     assert plan.bytes == 60 * 7 + 1400
     assert all(unit.size <= 150 for unit in plan.units)

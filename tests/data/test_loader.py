@@ -13,10 +13,10 @@ import torch
 
 from dovetail.base.errors import FileError, InputError, UsageError
 from dovetail.data.bits import bits_per_byte
-from dovetail.data.corpora import Tokens, open_tokens
+from dovetail.data.corpora import CorpusTokens, open_tokens
 from dovetail.data.corpus import Batch
 from dovetail.data.loader import LengthWarmup, Loader, evaluation, to_batch
-from dovetail.data.stream import Stream, Window
+from dovetail.data.stream import SampleWindow, Stream
 from dovetail.nn.layout import TokenLayout
 from dovetail.nn.loss import IGNORED
 
@@ -24,7 +24,7 @@ Write = Callable[..., Path]
 
 
 @pytest.fixture
-def tokens(corpus: Write) -> Tokens:
+def tokens(corpus: Write) -> CorpusTokens:
     """1,001 tokens 0, 1, 2, … in documents of uneven lengths, over three shards."""
     lengths, at = [7, 1, 30, 12, 3, 19], 0
     documents: list[list[int]] = []
@@ -38,14 +38,14 @@ def tokens(corpus: Write) -> Tokens:
 
 
 @pytest.fixture
-def other(corpus: Write) -> Tokens:
+def other(corpus: Write) -> CorpusTokens:
     return open_tokens(corpus([list(range(500, 600))], name="other"))
 
 
 # -- the stream
 
 
-def test_every_window_comes_once_per_epoch_in_another_order(tokens: Tokens) -> None:
+def test_every_window_comes_once_per_epoch_in_another_order(tokens: CorpusTokens) -> None:
     stream = Stream(tokens, 8, seed=5)
     assert stream.sizes == [125]
     starts = [[int(window.ids[0]) for window in stream.samples(125 * epoch, 125)] for epoch in range(3)]
@@ -58,7 +58,7 @@ def test_every_window_comes_once_per_epoch_in_another_order(tokens: Tokens) -> N
     assert stream.epochs(250) == [2.0]
 
 
-def test_a_mixture_repeats_a_small_corpus_and_keeps_the_weights(tokens: Tokens, other: Tokens) -> None:
+def test_a_mixture_repeats_a_small_corpus_and_keeps_the_weights(tokens: CorpusTokens, other: CorpusTokens) -> None:
     stream = Stream([(tokens, 3), (other, 1)], 8)
     source, start = stream.places(0, 400)
     assert abs((source == 1).sum() - 100) <= 2
@@ -69,7 +69,7 @@ def test_a_mixture_repeats_a_small_corpus_and_keeps_the_weights(tokens: Tokens, 
     assert np.array_equal(np.concatenate([p[1] for p in pieces]), start[:399])
 
 
-def test_a_fingerprint_is_of_all_that_determines_a_sample(tokens: Tokens, other: Tokens) -> None:
+def test_a_fingerprint_is_of_all_that_determines_a_sample(tokens: CorpusTokens, other: CorpusTokens) -> None:
     streams = [
         *(Stream(tokens, 8), Stream(tokens, 9), Stream(tokens, 8, seed=1), Stream(other, 8)),
         *(Stream([(tokens, 1), (other, 1)], 8), Stream([(tokens, 2), (other, 1)], 8)),
@@ -78,7 +78,7 @@ def test_a_fingerprint_is_of_all_that_determines_a_sample(tokens: Tokens, other:
     assert Stream(tokens, 8).fingerprint == streams[0].fingerprint
 
 
-def test_a_corpus_that_is_too_short_is_named(tokens: Tokens) -> None:
+def test_a_corpus_that_is_too_short_is_named(tokens: CorpusTokens) -> None:
     assert Stream(tokens, 1000).sizes == [1]
     with pytest.raises(FileError, match=r"1,001 tokens are too few for samples of 1,001"):
         Stream(tokens, 1001)
@@ -90,8 +90,8 @@ def test_a_corpus_that_is_too_short_is_named(tokens: Tokens) -> None:
 
 
 def test_packed_documents_by_hand() -> None:
-    window = Window(np.arange(10, 18), np.array([3, 5]))
-    batch = to_batch([window, Window(np.arange(20, 28), np.array([7]))])
+    window = SampleWindow(np.arange(10, 18), np.array([3, 5]))
+    batch = to_batch([window, SampleWindow(np.arange(20, 28), np.array([7]))])
     assert batch.tokens.tolist() == [list(range(10, 17)), list(range(20, 27))]
     x = IGNORED
     assert batch.labels.tolist() == [[11, 12, x, 14, x, 16, 17], [21, 22, 23, 24, 25, 26, x]]
@@ -105,13 +105,13 @@ def test_packed_documents_by_hand() -> None:
 
 
 def test_without_masks_a_row_is_one_document() -> None:
-    batch = to_batch([Window(np.arange(10, 18), np.array([3, 5]))], masks=False)
+    batch = to_batch([SampleWindow(np.arange(10, 18), np.array([3, 5]))], masks=False)
     assert batch.labels.tolist() == [list(range(11, 18))]
     assert batch.layout.start == 0
 
 
 def test_shorter_rows_hold_the_same_tokens_and_labels() -> None:
-    window = Window(np.arange(10, 19), np.array([3, 4]))
+    window = SampleWindow(np.arange(10, 19), np.array([3, 4]))
     batch = to_batch([window, window], length=4, first_row=5)
     x = IGNORED
     assert batch.tokens.tolist() == [[10, 11, 12, 13], [14, 15, 16, 17]] * 2
@@ -161,7 +161,7 @@ def same(one: Batch, other: Batch) -> bool:
 
 
 @pytest.mark.parametrize("warm_up", [1, 100, 337, 750])
-def test_all_ranks_cut_the_rows_of_a_batch_alike(tokens: Tokens, warm_up: int) -> None:
+def test_all_ranks_cut_the_rows_of_a_batch_alike(tokens: CorpusTokens, warm_up: int) -> None:
     stream, warmup = Stream(tokens, 8), LengthWarmup(2, warm_up)
     for world in (1, 5, 12):
         some = [Loader(stream, batch=12, rank=rank, world=world, warmup=warmup) for rank in range(world)]
@@ -170,7 +170,7 @@ def test_all_ranks_cut_the_rows_of_a_batch_alike(tokens: Tokens, warm_up: int) -
             assert rows == {warmup(8 * position, 8)}, (world, position)
 
 
-def test_ranks_and_workers_change_at_every_resume_and_batches_do_not(tokens: Tokens, other: Tokens) -> None:
+def test_ranks_and_workers_change_at_every_resume_and_batches_do_not(tokens: CorpusTokens, other: CorpusTokens) -> None:
     stream = Stream([(tokens, 0.8), (other, 0.2)], 8, seed=2)
     whole = together(loaders(stream, 1, 0), 40)
     assert len({tuple(batch.tokens.shape) for batch in whole}) == 3  # the warm-up: rows of 2, 4 and 8 tokens
@@ -184,7 +184,7 @@ def test_ranks_and_workers_change_at_every_resume_and_batches_do_not(tokens: Tok
     assert all(same(one, two) for one, two in zip(whole, resumed, strict=True))
 
 
-def test_the_state_counts_what_was_consumed_not_what_was_read_ahead(tokens: Tokens) -> None:
+def test_the_state_counts_what_was_consumed_not_what_was_read_ahead(tokens: CorpusTokens) -> None:
     stream = Stream(tokens, 8)
     for workers in (0, 1, 4):
         loader = Loader(stream, batch=5, workers=workers)
@@ -197,7 +197,7 @@ def test_the_state_counts_what_was_consumed_not_what_was_read_ahead(tokens: Toke
         assert not same(first[0], first[1])
 
 
-def test_another_batch_continues_with_the_next_sample(tokens: Tokens) -> None:
+def test_another_batch_continues_with_the_next_sample(tokens: CorpusTokens) -> None:
     stream = Stream(tokens, 8)
     whole = torch.cat([batch.tokens for batch in itertools.islice(Loader(stream, batch=1), 125)])
     parts, state = list[torch.Tensor](), Loader(stream, batch=1).state()
@@ -209,7 +209,7 @@ def test_another_batch_continues_with_the_next_sample(tokens: Tokens) -> None:
     assert torch.equal(torch.cat(parts), whole)
 
 
-def test_the_state_of_other_data_is_refused(tokens: Tokens, other: Tokens) -> None:
+def test_the_state_of_other_data_is_refused(tokens: CorpusTokens, other: CorpusTokens) -> None:
     state = Loader(Stream(tokens, 8), batch=2).state()
     for stream in (Stream(other, 8), Stream(tokens, 4), Stream(tokens, 8, seed=1)):
         loader = Loader(stream, batch=2)
@@ -222,7 +222,7 @@ def test_the_state_of_other_data_is_refused(tokens: Tokens, other: Tokens) -> No
             loader.load_state(wrong)
 
 
-def test_ranks_that_cannot_be_right(tokens: Tokens) -> None:
+def test_ranks_that_cannot_be_right(tokens: CorpusTokens) -> None:
     for rank, world in ((0, 3), (2, 2), (-1, 2)):
         with pytest.raises(UsageError, match="every rank needs at least one sample"):
             Loader(Stream(tokens, 8), batch=2, rank=rank, world=world)
@@ -233,7 +233,7 @@ def test_ranks_that_cannot_be_right(tokens: Tokens) -> None:
 # -- evaluation
 
 
-def test_every_held_out_window_comes_once(tokens: Tokens) -> None:
+def test_every_held_out_window_comes_once(tokens: CorpusTokens) -> None:
     batches = list(evaluation(tokens, 8, 10))
     assert torch.equal(torch.cat([batch.tokens.flatten() for batch in batches]), torch.arange(1000))
     parts = [batch for rank in range(3) for batch in evaluation(tokens, 8, 10, rank=rank, world=3)]
@@ -254,7 +254,7 @@ def test_bits_per_byte_by_hand() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a22_a_state_loaded_in_mid_iteration_takes_effect_at_the_next_batch(tokens: Tokens, workers: int) -> None:
+def test_a22_a_state_loaded_in_mid_iteration_takes_effect_at_the_next_batch(tokens: CorpusTokens, workers: int) -> None:
     """With workers the batches that had been read ahead were returned first, and then counted as others."""
     loader = Loader(Stream(tokens, 8, seed=5), batch=4, workers=workers)
     batches = iter(loader)

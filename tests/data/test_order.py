@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dovetail.base.errors import UsageError
-from dovetail.data.stream import GOLDEN, MODULUS, Choice, Permutation, floor_sum
+from dovetail.data.stream import GOLDEN, MODULUS, Permutation, SourceChoice, floor_sum
 
 
 @pytest.mark.parametrize("size", [*range(1, 70), 255, 256, 257, 1000, 4097, 100_003])
@@ -58,7 +58,7 @@ WEIGHTS = [[1.0], [0.5, 0.5], [0.7, 0.2, 0.1], [3, 1, 4, 1, 5], [0.999, 0.001], 
 
 @pytest.mark.parametrize("weights", WEIGHTS, ids=map(str, WEIGHTS))
 def test_every_prefix_has_the_weights(weights: list[float]) -> None:
-    choice, count = Choice(weights), 50_000
+    choice, count = SourceChoice(weights), 50_000
     source, number = choice(0, count)
     for which, weight in enumerate(weights):
         so_far = np.cumsum(source == which)
@@ -70,7 +70,7 @@ def test_every_prefix_has_the_weights(weights: list[float]) -> None:
 
 
 def test_far_samples_need_no_earlier_ones() -> None:
-    choice = Choice([0.7, 0.2, 0.1])
+    choice = SourceChoice([0.7, 0.2, 0.1])
     whole, numbers = choice(0, 3000)
     for first, count in ((0, 1), (999, 17), (2990, 10)):
         source, number = choice(first, count)
@@ -86,4 +86,4 @@ def test_far_samples_need_no_earlier_ones() -> None:
 def test_weights_that_cannot_be_right() -> None:
     for weights in ([], [1.0, 0.0], [1.0, -1.0], [float("nan")], [float("inf"), 1.0]):
         with pytest.raises(UsageError, match="weights"):
-            Choice(weights)
+            SourceChoice(weights)

@@ -26,7 +26,7 @@ from dovetail.nn.loss import IGNORED
 from dovetail.text.learn import KINDS, learn
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.loop import measure
-from dovetail.training.source import Shape
+from dovetail.training.source import BatchShape
 from dovetail.training.tagging import TokenClassification, are_bio, count_entities, entities, from_tags, scores
 
 TAGS = ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"]
@@ -108,7 +108,7 @@ def test_e4_words_are_found_by_every_kind_of_tokenizer(kind: str) -> None:
 def source_of(path: Path, length: int = 24, known: tuple[str, ...] = ()) -> Any:
     notes = list[str]()
     spec = dt.load_spec(BERT).set("vocab", 40).set("head", {"kind": "token_classifier", "classes": 5})
-    return from_tags(path, spec, wordpieces(), Shape(2, length, 0), notes.append, known), notes
+    return from_tags(path, spec, wordpieces(), BatchShape(2, length, 0), notes.append, known), notes
 
 
 def test_e4_the_loss_is_the_cross_entropy_of_the_labeled_tokens(tmp_path: Path) -> None:

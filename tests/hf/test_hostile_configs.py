@@ -15,7 +15,8 @@ from hostile import grown
 from dovetail.base.errors import DovetailError
 from dovetail.disk.tensors import write_tensors
 from dovetail.files.model_dir import WEIGHTS_FILE
-from dovetail.hf.load import find_spec, load
+from dovetail.hf.load import load
+from dovetail.hf.origin import find_spec
 
 QUICK, ALL = 60, 5_000
 MOST = 50_000  # kB that one config may take

@@ -24,7 +24,7 @@ import dovetail
 from dovetail.base.errors import FileError, SpecError
 from dovetail.files.model_dir import WEIGHTS_FILE
 from dovetail.hf.hf import from_hf, to_hf
-from dovetail.hf.load import find_spec
+from dovetail.hf.origin import find_spec
 from dovetail.hf.write import export_directory, import_directory
 from dovetail.model.transformer import Transformer
 from dovetail.nn.ctx import Ctx, Listener

@@ -14,7 +14,7 @@ from dovetail.nn.layout import TokenLayout
 from dovetail.nn.view import Scoring
 from dovetail.ops import attend_flex, attend_ref
 from dovetail.ops.attend import choose, offering
-from dovetail.ops.implementation import Shape
+from dovetail.ops.implementation import ProblemSize
 from dovetail.ops.mask import dense
 
 ROWS, N, HEADS, KV_HEADS, HEAD = 2, 160, 6, 2, 32
@@ -83,7 +83,7 @@ def test_a_sink_that_is_left_out_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_on_cuda_it_is_chosen_by_what_is_needed_and_no_loop_over_tiles(needs: tuple[str, ...], plain: bool, name: str) -> None:
-    shape = Shape(ROWS, 2048, 2048, HEADS, HEAD, plain, 2048 * 2048)
+    shape = ProblemSize(ROWS, 2048, 2048, HEADS, HEAD, plain, 2048 * 2048)
     assert choose(frozenset(needs), shape, "cuda").name == name
     assert "tiled" not in {backend.name for backend in offering(frozenset(needs), "cuda")}
     assert choose(frozenset(needs), shape, "cpu").name != "flex"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dovetail.ops import expert
-from dovetail.ops.expert import Rows, able, by_token, combine, dispatch, gather, grouped, looped, product
+from dovetail.ops.expert import SortedRows, able, by_token, combine, dispatch, gather, grouped, looped, product
 from dovetail.ops.implementation import using
 
 ENDS = {"even": [10, 20, 30, 40], "ragged": [7, 7, 29, 40], "first empty": [0, 13, 13, 40], "one has all": [0, 0, 40, 40]}
@@ -123,7 +123,7 @@ def test_rows_have_the_number_of_their_choice() -> None:
 
 def test_the_reference_implementation_is_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weights = operands(torch.float32)
-    rows = Rows(torch.arange(40), torch.zeros(40, dtype=torch.long), torch.tensor(ENDS["even"], dtype=torch.int32), None)
+    rows = SortedRows(torch.arange(40), torch.zeros(40, dtype=torch.long), torch.tensor(ENDS["even"], dtype=torch.int32), None)
     monkeypatch.setattr(expert, "grouped", lambda *_: pytest.fail("the kernel ran"))
     with using("reference"):
         assert torch.equal(product(x, weights, rows), looped(x, weights, rows.ends))

@@ -24,7 +24,7 @@ from dovetail.ops.attend import using
 from dovetail.parallel import collective, context, placement, shard
 from dovetail.parallel.mesh import make_mesh
 from dovetail.proof.laws.case import perturbed
-from dovetail.proof.laws.sharded import Batch, Compared, How, _run, compare, gaps_of, make_batch
+from dovetail.proof.laws.sharded import Compared, How, LawBatch, _run, compare, gaps_of, make_batch
 from dovetail.spec.scope import Scope
 from dovetail.state.pool import Pool
 
@@ -123,7 +123,7 @@ def by_data_and_sequence(spec_yaml: str, ring: bool = False) -> dict[str, float]
     whole, model = perturbed(spec), perturbed(spec)
     shard.fully_shard_model(model, mesh["data"])
     tokens = make_batch(spec, whole, 0)
-    mine: Batch = tokens.rows(rows).columns(columns)
+    mine: LawBatch = tokens.rows(rows).columns(columns)
     found = _run(model, spec, mine, 1, projected=2.0, losses_count=0.5, group=columns, ring=ring)
     out = collective.joined(collective.joined(found.output, 1, columns), 0, rows)
     gradients = {name: collective.summed(g, columns) for name, g in found.gradients.items()}

@@ -10,7 +10,7 @@ from shard_specs import WIRINGS
 from dovetail.base.errors import FileError
 from dovetail.files.model_dir import save
 from dovetail.files.spec import from_yaml
-from dovetail.hf.load import find_spec
+from dovetail.hf.origin import find_spec
 from dovetail.hf.write import write_fresh
 from dovetail.model.construction import build
 from dovetail.parallel.mesh import RankError

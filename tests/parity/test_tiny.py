@@ -16,7 +16,7 @@ import dovetail as dt
 from dovetail.base.errors import FileError, SpecError
 from dovetail.hf.dialect import DIALECTS
 from dovetail.hf.hf import form_of
-from dovetail.hf.peaked import Inputs
+from dovetail.hf.peaked import RandomInputs
 
 QUICK = ("qwen3", "bert", "t5", "mamba")
 # the others take longer: experts and state spaces amplify rounding
@@ -41,7 +41,7 @@ def test_the_reference_loads_it_and_agrees(family: str, tmp_path: Path) -> None:
     theirs = reference(tmp_path / "small")
     if made.opinion is None:
         return
-    inputs = Inputs.random(made.spec, 5, 0, 2, 16)
+    inputs = RandomInputs.random(made.spec, 5, 0, 2, 16)
     if (pad := theirs.config.pad_token_id) is not None:  # some families count positions by it
         inputs = dc.replace(inputs, tokens=torch.where(inputs.tokens == pad, pad + 1, inputs.tokens))
     asked = {"input_ids": inputs.tokens}

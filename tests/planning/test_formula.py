@@ -7,7 +7,7 @@ import pytest
 from dovetail.base.errors import SpecError
 from dovetail.files.spec import from_yaml
 from dovetail.parallel.layout import Layout
-from dovetail.planning.cost import Collective, Group
+from dovetail.planning.cost import Collective, RankGroup
 from dovetail.planning.formula import Formula, fsdp_bytes
 from dovetail.planning.trace import Setting, trace_step
 
@@ -36,7 +36,7 @@ def test_the_closed_form_is_the_trace(text: str, layout: Layout) -> None:
     spec = from_yaml(text)
     weights, traced = Formula(spec, 16).weights(layout), trace_step(spec, layout, SETTING)
     assert weights.stored == traced.parameters
-    group = Group(layout.shards, layout.tensor)
+    group = RankGroup(layout.shards, layout.tensor)
     counted = [traced.cost.traffic[Collective(kind, group)].bytes for kind in ("all-gather", "reduce-scatter")]
     assert list(fsdp_bytes(weights, layout, SETTING)) == counted
 

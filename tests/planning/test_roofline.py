@@ -8,7 +8,7 @@ import pytest
 
 from dovetail.base.errors import UsageError
 from dovetail.parallel.layout import Layout
-from dovetail.planning.cost import Collective, Cost, Group, Product, Traffic
+from dovetail.planning.cost import Collective, MatrixProduct, RankGroup, StepCost, Traffic
 from dovetail.planning.device import Device, Efficiency, Latency, device_named, devices
 from dovetail.planning.roofline import compute_seconds, link_bytes, links, step_seconds
 
@@ -27,33 +27,33 @@ ROUND = Device(
 
 
 def test_a_product_takes_as_long_as_its_flops_or_its_bytes() -> None:
-    by_flops = Cost(products=Counter({Product("bfloat16", 4000, 10): 2}))
-    by_bytes = Cost(products=Counter({Product("bfloat16", 40, 70): 1}), kernels=3, moved=30)
+    by_flops = StepCost(products=Counter({MatrixProduct("bfloat16", 4000, 10): 2}))
+    by_bytes = StepCost(products=Counter({MatrixProduct("bfloat16", 40, 70): 1}), kernels=3, moved=30)
     assert compute_seconds(by_flops, ROUND) == 8.0
     assert compute_seconds(by_bytes, ROUND) == 10.0
 
 
 def test_groups_on_nodes() -> None:
-    tensor, data, all_data = Group(8, 1), Group(16, 8), Group(32, 1)
+    tensor, data, all_data = RankGroup(8, 1), RankGroup(16, 8), RankGroup(32, 1)
     assert [(one.on_node(8), one.nodes(8)) for one in (tensor, data, all_data)] == [(8, 1), (1, 16), (8, 4)]
-    assert (Group(4, 2).on_node(8), Group(8, 2).nodes(8)) == (4, 2)
+    assert (RankGroup(4, 2).on_node(8), RankGroup(8, 2).nodes(8)) == (4, 2)
 
 
 def test_bytes_on_links() -> None:
-    assert links(Collective("all-gather", Group(8, 1)), 80, 8) == (70.0, 0.0)
-    assert links(Collective("all-reduce", Group(8, 1)), 80, 8) == (140.0, 0.0)
-    assert links(Collective("reduce-scatter", Group(4, 8)), 80, 8) == (0.0, 60.0)
-    assert links(Collective("all-gather", Group(32, 1)), 80, 8) == (70.0, 7.5)  # each GPU brings an eighth into its node
-    assert links(Collective("send", Group(2, 64)), 80, 8) == (0.0, 80.0)
+    assert links(Collective("all-gather", RankGroup(8, 1)), 80, 8) == (70.0, 0.0)
+    assert links(Collective("all-reduce", RankGroup(8, 1)), 80, 8) == (140.0, 0.0)
+    assert links(Collective("reduce-scatter", RankGroup(4, 8)), 80, 8) == (0.0, 60.0)
+    assert links(Collective("all-gather", RankGroup(32, 1)), 80, 8) == (70.0, 7.5)  # each GPU brings an eighth into its node
+    assert links(Collective("send", RankGroup(2, 64)), 80, 8) == (0.0, 80.0)
 
 
 def test_weights_are_gathered_during_compute_and_activations_are_not() -> None:
     layout = Layout(shards=4, tensor=8)
-    cost = Cost(
-        products=Counter({Product("bfloat16", 10_000, 1): 1}),
+    cost = StepCost(
+        products=Counter({MatrixProduct("bfloat16", 10_000, 1): 1}),
         traffic={
-            Collective("all-gather", Group(4, 8)): Traffic(1, 20),  # 15 bytes between nodes: 3 s, and a latency of 2 s
-            Collective("all-reduce", Group(8, 1)): Traffic(2, 200),  # 350 bytes within a node: 7 s, and 2 s
+            Collective("all-gather", RankGroup(4, 8)): Traffic(1, 20),  # 15 bytes between nodes: 3 s, and a latency of 2 s
+            Collective("all-reduce", RankGroup(8, 1)): Traffic(2, 200),  # 350 bytes within a node: 7 s, and 2 s
         },
     )
     found = step_seconds(cost, layout, ROUND)
@@ -64,7 +64,7 @@ def test_weights_are_gathered_during_compute_and_activations_are_not() -> None:
 
 def test_efficiency_scales_every_peak() -> None:
     half = Device(**{**vars(ROUND), "efficiency": Efficiency(0.5, 0.5, 0.5)})
-    cost = Cost(products=Counter({Product("bfloat16", 1000, 1): 1}), moved=10)
+    cost = StepCost(products=Counter({MatrixProduct("bfloat16", 1000, 1): 1}), moved=10)
     assert compute_seconds(cost, half) == 2 * compute_seconds(cost, ROUND) == 4.0
 
 

@@ -12,7 +12,7 @@ from dovetail.base.errors import UsageError
 from dovetail.files.spec import from_yaml
 from dovetail.parallel.layout import Layout
 from dovetail.parallel.pair import Pair
-from dovetail.planning.cost import Collective, Group
+from dovetail.planning.cost import Collective, RankGroup
 from dovetail.planning.stages import period_of, trace
 from dovetail.planning.trace import Setting, fake_ranks, trace_step, traced_rank
 from dovetail.planning.watch import gloo_staging
@@ -93,7 +93,7 @@ def test_fsdp_gathers_and_reduces_every_weight_once_per_pass() -> None:
     gradients are reduced in float32."""
     spec = from_yaml(LLAMA)
     traced = trace_step(spec, Layout(shards=4), dc.replace(SETTING, micro_batches=1))
-    group = Group(4, 1)
+    group = RankGroup(4, 1)
     gathered, reduced = (traced.cost.traffic[Collective(kind, group)].bytes for kind in ("all-gather", "reduce-scatter"))
     root = 62 * 28 + 28  # the tied table and the last norm, whose rows FSDP pads to a multiple of 4
     layers = parameters(spec) - root

@@ -57,7 +57,7 @@ BUGS = [
     Bug(
         "data",
         "shards.py",
-        "Shard.ends",
+        "OpenShard.ends",
         "part[(part > start) & (part <= stop)]",
         "part[(part > start) & (part < stop)]",
         "a document that ends where a window ends has no end",
@@ -386,8 +386,8 @@ BUGS = [
         "training",
         "step.py",
         "Trainer.step",
-        "found = StepResult(value, summed / count, tokens, any_flags)",
-        "found = StepResult(value, summed, tokens, any_flags)",
+        "result = StepResult(value, summed / count, tokens, any_flags)",
+        "result = StepResult(value, summed, tokens, any_flags)",
         "gradients are clipped by the norm of a sum, not of the mean",
     ),
     Bug(

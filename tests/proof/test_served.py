@@ -8,7 +8,7 @@ from math import inf
 import pytest
 from wrong_server import running
 
-from dovetail.proof.answers import Step
+from dovetail.proof.answers import TokenStep
 from dovetail.proof.laws.law import Outcome
 from dovetail.proof.served.noise import row_gap
 from dovetail.proof.served.run import SERVED, calibrated, opened
@@ -82,12 +82,12 @@ def _silent(seed: int) -> None:
 def test_an_unlikely_sampled_token_does_not_lower_the_bar_of_its_row() -> None:
     """Rows list the likeliest tokens and the sampled one; a token between them and it is absent, not impossible."""
     likely = {i: -1.0 - i / 10 for i in range(20)}
-    sampled, greedy = Step(70, -9.0, likely), Step(0, -1.0, {**{i: likely[i] for i in range(19)}, 55: -2.95})
+    sampled, greedy = TokenStep(70, -9.0, likely), TokenStep(0, -1.0, {**{i: likely[i] for i in range(19)}, 55: -2.95})
     assert row_gap(sampled, greedy) < 0.06
-    assert row_gap(Step(0, -1.0, {**likely, 0: -1.5}), Step(0, -1.0, likely)) == pytest.approx(0.5)
-    assert row_gap(Step(0, -1.0, {**likely, 99: -0.5}), Step(0, -1.0, likely)) == pytest.approx(2.4)
-    assert row_gap(Step(0, float("nan"), likely), Step(0, -1.0, likely)) == pytest.approx(0.0)
-    assert row_gap(Step(0, -1.0, {0: float("nan")}), Step(0, -1.0, likely)) == inf
+    assert row_gap(TokenStep(0, -1.0, {**likely, 0: -1.5}), TokenStep(0, -1.0, likely)) == pytest.approx(0.5)
+    assert row_gap(TokenStep(0, -1.0, {**likely, 99: -0.5}), TokenStep(0, -1.0, likely)) == pytest.approx(2.4)
+    assert row_gap(TokenStep(0, float("nan"), likely), TokenStep(0, -1.0, likely)) == pytest.approx(0.0)
+    assert row_gap(TokenStep(0, -1.0, {0: float("nan")}), TokenStep(0, -1.0, likely)) == inf
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from wrong_server import running
 import dovetail
 from dovetail.base.errors import DovetailError, FileError, UsageError
 from dovetail.cli import main
-from dovetail.proof.answers import Answer, Step, UnreadableAnswer, choices_of, joined
+from dovetail.proof.answers import Answer, TokenStep, UnreadableAnswer, choices_of, joined
 from dovetail.proof.served.case import Served
 from dovetail.proof.served.client import DryRun
 from dovetail.proof.served.noise import Noise
@@ -68,7 +68,7 @@ def test_a_server_of_text_alone_needs_its_tokenizer_for_some_laws() -> None:
 def test_a_prefix_is_built_only_from_tokens_that_spell_the_text() -> None:
     prompts = Prompts(None, learn("abcdefgh " * 9, 30, "characters"))
     prompt = prompts.new(9)
-    steps = tuple(Step(name, -1.0, {name: -1.0}) for name in "cab")
+    steps = tuple(TokenStep(name, -1.0, {name: -1.0}) for name in "cab")
     longer = prompts.after(prompt, Answer(steps, "cab"), 2)
     assert longer is not None
     assert longer.send == f"{prompt.send}ca"
@@ -76,7 +76,7 @@ def test_a_prefix_is_built_only_from_tokens_that_spell_the_text() -> None:
 
 
 def test_an_answer_that_ends_at_once_is_not_compared() -> None:
-    case, step = Served(DryRun(), Quirks(), Prompts([5, 6], None)), Step(5, -1.0, {5: -1.0})
+    case, step = Served(DryRun(), Quirks(), Prompts([5, 6], None)), TokenStep(5, -1.0, {5: -1.0})
     case.same_first(Answer(finish="stop"), step, "ended by a token that is not shown")
     assert (case.compared, case.gaps) == (0, [])
     with pytest.raises(IndexError):  # which fails a law: the server dropped its log-probs

@@ -17,7 +17,7 @@ from dovetail.nn.ctx import Ctx
 from dovetail.nn.groups import Mask, Mixer
 from dovetail.nn.layout import TokenLayout
 from dovetail.nn.view import Entries
-from dovetail.ops.attend import WHOLE, Stored
+from dovetail.ops.attend import WHOLE, StoredEntries
 from dovetail.serving.can_serve import Reason, can_serve, require
 from dovetail.spec.part import KINDS, from_data
 
@@ -58,7 +58,7 @@ def test_causal_windows_have_a_band() -> None:
     assert from_data({"kind": "strided", "step": 2}, Mask).band() is None
 
 
-class Asked(Stored):
+class Asked(StoredEntries):
     """Entries that note whether they were read."""
 
     read = False

@@ -8,7 +8,7 @@ from tokenizers import AddedToken
 
 from dovetail.base.errors import FileError
 from dovetail.text.chat import ChatTemplate
-from dovetail.text.conversation import Chat, Completion, Encoded, TurnEncoder
+from dovetail.text.conversation import Completion, Conversation, Encoded, TurnEncoder
 from dovetail.text.learn import learn
 from dovetail.text.tokenizer import END, Tokenizer
 
@@ -44,7 +44,7 @@ def learned(encoder: TurnEncoder, one: Encoded) -> list[str]:
 
 
 def test_every_answer_is_learned_with_its_end_of_turn_token_and_nothing_else(chatml: TurnEncoder) -> None:
-    (one,) = chatml.encode([("x:1", Chat(MESSAGES))])
+    (one,) = chatml.encode([("x:1", Conversation(MESSAGES))])
     assert learned(chatml, one) == ["It is 5.<|im_end|>", "8, <b>of course</b><|im_end|>"]
     assert one.answer[-1]  # the line end behind the last answer is never generated
     whole = chatml.tokenizer.prompt(chatml.template.render(MESSAGES, prompt=False), add_special=False)  # type: ignore[union-attr]
@@ -66,7 +66,7 @@ def test_the_template_renders_the_tools_of_each_row(tokenizer: Tokenizer) -> Non
     special = tokenizer.with_special(["<|im_start|>", "<|im_end|>", "<|call|>", "<|args|>", "<|end_call|>"])
     listed = "{% for t in tools or [] %}tool {{ t.function.name }}\n{% endfor %}" + TOOLS
     encoder = TurnEncoder(special, frozenset({special.id_of("<|im_end|>")}), ChatTemplate(listed, "here"))
-    rows = [Chat(MESSAGES, tools=tools) for tools in ((), (call("add"),), (call("add"), call("sub")), (call("add"),))]
+    rows = [Conversation(MESSAGES, tools=tools) for tools in ((), (call("add"),), (call("add"), call("sub")), (call("add"),))]
     texts = [
         special.engine.decode(one.ids.tolist(), skip_special_tokens=False)
         for one in encoder.encode([("x", one) for one in rows])
@@ -88,28 +88,31 @@ def test_an_answer_with_special_tokens_inside_is_learned_whole(tokenizer: Tokeni
     encoder = TurnEncoder(special, frozenset({special.id_of("<|im_end|>")}), ChatTemplate(TOOLS, "here"))
     answer = {"role": "assistant", "content": content, "tool_calls": [call("add", a=i, b=2) for i in range(calls)]}
     messages = (*MESSAGES[:2], answer, {"role": "tool", "content": "5"}, {"role": "assistant", "content": "It is 5."})
-    (one,) = encoder.encode([("x:1", Chat(messages))])
+    (one,) = encoder.encode([("x:1", Conversation(messages))])
     written = "".join(f'<|call|>add<|args|>{{"a": {i}, "b": 2}}<|end_call|>' for i in range(calls))
     assert learned(encoder, one) == [f"{content}{written}<|im_end|>", "It is 5.<|im_end|>"]
-    (other,) = encoder.encode([("x:1", Chat(messages[:3]))])
+    (other,) = encoder.encode([("x:1", Conversation(messages[:3]))])
     assert learned(encoder, other) == [f"{content}{written}<|im_end|>"]
 
 
 def test_what_is_before_an_answer_is_the_prompt_of_generation(chatml: TurnEncoder) -> None:
-    (one,) = chatml.encode([("x:1", Chat(MESSAGES, first=4))])
-    (prompt,) = chatml.prompts([Chat(MESSAGES[:4])])
+    (one,) = chatml.encode([("x:1", Conversation(MESSAGES, first=4))])
+    (prompt,) = chatml.prompts([Conversation(MESSAGES[:4])])
     assert one.ids[~one.answer].tolist() == prompt
     assert learned(chatml, one) == ["8, <b>of course</b><|im_end|>"]
 
 
 def test_many_conversations_are_rendered_at_once_and_stay_in_order(chatml: TurnEncoder) -> None:
-    rows = [("x:1", Chat(({"role": "user", "content": str(i)}, {"role": "assistant", "content": f"{i}."}))) for i in range(300)]
+    rows = [
+        ("x:1", Conversation(({"role": "user", "content": str(i)}, {"role": "assistant", "content": f"{i}."})))
+        for i in range(300)
+    ]
     assert [learned(chatml, one) for one in chatml.encode(rows)] == [[f"{i}.<|im_end|>"] for i in range(300)]
 
 
 def test_the_plain_template_needs_no_special_token_but_the_end(tokenizer: Tokenizer) -> None:
     encoder = TurnEncoder(tokenizer).plain()
-    (one,) = encoder.encode([("x:1", Chat(MESSAGES))])
+    (one,) = encoder.encode([("x:1", Conversation(MESSAGES))])
     assert learned(encoder, one) == [f" It is 5.{END}", f" 8, <b>of course</b>{END}"]
 
 
@@ -152,13 +155,13 @@ def test_a_template_that_disagrees_is_refused(name: str, chatml: TurnEncoder) ->
     text, problem = BROKEN[name]
     encoder = TurnEncoder(chatml.tokenizer, chatml.stop, ChatTemplate(text, "template.jinja"))
     with pytest.raises(FileError, match=problem.replace("|", r"\|")):
-        encoder.encode([("chats.jsonl:7", Chat(MESSAGES))])
+        encoder.encode([("chats.jsonl:7", Conversation(MESSAGES))])
 
 
 def test_an_eos_token_that_the_tokenizer_splits_is_refused(tokenizer: Tokenizer) -> None:
     template = ChatTemplate("{% for m in messages %}{{ m.content + eos_token }}{% endfor %}", "here", {"eos_token": "</s>"})
     with pytest.raises(FileError, match="'</s>', which the tokenizer"):
-        TurnEncoder(tokenizer, frozenset({0}), template).encode([("x:1", Chat(MESSAGES))])
+        TurnEncoder(tokenizer, frozenset({0}), template).encode([("x:1", Conversation(MESSAGES))])
 
 
 def test_a_token_over_the_edge_of_an_answer_is_refused() -> None:
@@ -169,13 +172,13 @@ def test_a_token_over_the_edge_of_an_answer_is_refused() -> None:
     engine = learn("ab\n\ncd " * 200, 300).with_special(["<|im_start|>", "<|im_end|>"])
     engine.engine.add_tokens([AddedToken("\n\n", normalized=False)])
     encoder = TurnEncoder(engine, frozenset({engine.id_of("<|im_end|>")}), ChatTemplate(CHATML, "here"))
-    chat = Chat(({"role": "user", "content": "ab"}, {"role": "assistant", "content": "\ncd"}))
+    chat = Conversation(({"role": "user", "content": "ab"}, {"role": "assistant", "content": "\ncd"}))
     with pytest.raises(FileError, match="its first or last token merges"):
         encoder.encode([("x:1", chat)])
 
 
 def test_messages_need_a_template_and_an_answer(tokenizer: Tokenizer, chatml: TurnEncoder) -> None:
     with pytest.raises(FileError, match="has no chat template"):
-        TurnEncoder(tokenizer).encode([("x:1", Chat(MESSAGES))])
+        TurnEncoder(tokenizer).encode([("x:1", Conversation(MESSAGES))])
     with pytest.raises(FileError, match="x:2: has no message of the role 'assistant'"):
-        chatml.encode([("x:2", Chat(MESSAGES[:2]))])
+        chatml.encode([("x:2", Conversation(MESSAGES[:2]))])

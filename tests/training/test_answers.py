@@ -15,7 +15,7 @@ from dovetail.files.spec import from_yaml
 from dovetail.nn.loss import IGNORED
 from dovetail.training.answers import HELD_OUT_ROWS, Answers, from_task
 from dovetail.training.loop import measure
-from dovetail.training.source import Shape
+from dovetail.training.source import BatchShape
 
 SPEC = """
 width: 24
@@ -47,11 +47,13 @@ def test_the_metrics_are_those_of_greedy_decoding() -> None:
 
 def test_steps_seeds_and_held_out_rows() -> None:
     task, spec = read_synthetic_task("parity"), from_yaml(SPEC)
-    source, other, half = (from_task(task, spec, Shape(8, 12, seed, *rank)) for seed, rank in ((0, ()), (1, ()), (0, (1, 2))))
+    source, other, half = (
+        from_task(task, spec, BatchShape(8, 12, seed, *rank)) for seed, rank in ((0, ()), (1, ()), (0, (1, 2)))
+    )
     assert torch.equal(source.batch(3).tokens, source.batch(3).tokens)
     assert not torch.equal(source.batch(3).tokens, source.batch(4).tokens)
     assert not torch.equal(source.batch(3).tokens, other.batch(3).tokens)
-    assert torch.equal(half.batch(3).tokens, source.batch(3).some_rows(Shape(8, 12, 0, 1, 2).rows()).tokens)
+    assert torch.equal(half.batch(3).tokens, source.batch(3).some_rows(BatchShape(8, 12, 0, 1, 2).rows()).tokens)
     assert sum(len(batch.tokens) for batch in source.held_out) == HELD_OUT_ROWS
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(source.held_out, other.held_out, strict=True))
 

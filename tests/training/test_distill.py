@@ -17,8 +17,8 @@ from dovetail.base.errors import FileError, UsageError
 from dovetail.nn.loss import IGNORED
 from dovetail.training import tuning
 from dovetail.training.objective import Setup, TuningData, context
-from dovetail.training.ranks import Ranks
-from dovetail.training.source import Shape
+from dovetail.training.ranks import JobRanks
+from dovetail.training.source import BatchShape
 from dovetail.training.tuning import Distill, Sft
 
 TOL = 1e-9
@@ -78,8 +78,8 @@ def prepared(tmp_path: Path, **settings: object):
     """A student, an objective with its teacher and a batch with padding, in float64."""
     student, other = dt.load(base(tmp_path / "student")).double(), base(tmp_path / "teacher", seed=7)
     data = TuningData(student.vocabulary, "student", {"template": "plain"})
-    source = Sft.read(chats(tmp_path / "chats.jsonl"), student.spec, Shape(4, 64, 0), lambda _: None, data)
-    setup = Setup(student, None, 0, Ranks(), torch.no_grad, dt.load)
+    source = Sft.read(chats(tmp_path / "chats.jsonl"), student.spec, BatchShape(4, 64, 0), lambda _: None, data)
+    setup = Setup(student, None, 0, JobRanks(), torch.no_grad, dt.load)
     objective, source = Distill(teacher=str(other), **settings).prepare(source, setup)
     return student, objective, source.batch(0)
 

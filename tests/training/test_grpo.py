@@ -17,9 +17,9 @@ from dovetail.proof.laws.invariant import ULPS
 from dovetail.training.grpo import Grpo, advantages
 from dovetail.training.objective import Setup, TuningData, context
 from dovetail.training.plan import Plan
-from dovetail.training.ranks import Ranks
+from dovetail.training.ranks import JobRanks
 from dovetail.training.rollout import roll_out
-from dovetail.training.source import HeldOut, Shape
+from dovetail.training.source import BatchShape, HeldOut
 from dovetail.training.step import Trainer, computing_in
 
 OPTIONS = {"reward": "digit_sum", "group": 4, "max_tokens": 6}
@@ -34,8 +34,8 @@ def prepared(tmp_path: Path, **options: object):
     place = base(tmp_path / "base")
     model = dt.load(place)
     data = TuningData(model.vocabulary, "base", {**OPTIONS, **options})
-    source = Grpo.read(sums(tmp_path / "x.jsonl"), model.spec, Shape(8, 32, 0), lambda _: None, data)
-    objective, source = Grpo().prepare(source, Setup(model, None, 0, Ranks(), torch.no_grad, dt.load))
+    source = Grpo.read(sums(tmp_path / "x.jsonl"), model.spec, BatchShape(8, 32, 0), lambda _: None, data)
+    objective, source = Grpo().prepare(source, Setup(model, None, 0, JobRanks(), torch.no_grad, dt.load))
     return model, objective, source
 
 
@@ -83,8 +83,8 @@ def test_a7_the_divergence_of_the_first_step_is_0_in_every_precision(tmp_path, p
     """The reference was computed outside of the run's precision: in bfloat16 the divergence was not 0."""
     model = dt.load(base(tmp_path / "base")).train()
     data = TuningData(model.vocabulary, "base", OPTIONS)
-    source = Grpo.read(sums(tmp_path / "x.jsonl"), model.spec, Shape(8, 32, 0), lambda _: None, data)
-    setup = Setup(model, None, 0, Ranks(), lambda: computing_in(model, precision, Ranks()), dt.load)
+    source = Grpo.read(sums(tmp_path / "x.jsonl"), model.spec, BatchShape(8, 32, 0), lambda _: None, data)
+    setup = Setup(model, None, 0, JobRanks(), lambda: computing_in(model, precision, JobRanks()), dt.load)
     losses = []
     for kl in (0.0, 10.0):
         objective, prepared_source = Grpo(kl=kl).prepare(source, setup)

@@ -21,7 +21,7 @@ from dovetail.training.loop import measure
 from dovetail.training.pairs import Contrastive
 from dovetail.training.plan import Plan
 from dovetail.training.rows import from_labels
-from dovetail.training.source import Shape
+from dovetail.training.source import BatchShape
 from dovetail.training.step import Trainer
 
 CLASSIFIER = """
@@ -99,7 +99,7 @@ def test_texts_are_classified(topics: Path, tmp_path: Path) -> None:
 
 def test_pairs_are_matched(translations: Path) -> None:
     spec = from_yaml(VECTORS)
-    source = Contrastive.read_pairs(translations, spec, "words", Shape(32, 16, 0), lambda line: None)
+    source = Contrastive.read_pairs(translations, spec, "words", BatchShape(32, 16, 0), lambda line: None)
     before = measure(build(spec), source.held_out, Contrastive())
     assert before["retrieval_at_1"] < 0.2  # chance is 1/32
     run = dt.train(VECTORS, pairs=translations, steps=60, batch=32, length=16, learning_rate=3e-3, **QUIET)
@@ -143,7 +143,7 @@ def test_digits_are_classified(tmp_path: Path) -> None:
 
 
 def test_an_epoch_holds_every_row_once_and_no_held_out_row(topics: Path) -> None:
-    spec, shape = from_yaml(CLASSIFIER), Shape(12, 16, 3)
+    spec, shape = from_yaml(CLASSIFIER), BatchShape(12, 16, 3)
     source = from_labels(topics, spec, "words", shape, lambda line: None)
     assert (source.tokens, source.held_out_tokens, source.unit) == (324, 36, "rows")
     assert source.recorded()["classes"] == ["farm", "sea", "sky"]
@@ -295,7 +295,7 @@ def test_a_run_on_rows_starts_from_weights_and_their_tokenizer(topics: Path, tmp
 
 
 def test_the_rows_of_a_batch_are_named(translations: Path) -> None:
-    source = Contrastive.read_pairs(translations, from_yaml(VECTORS), "words", Shape(5, 16, 0), lambda line: None)
+    source = Contrastive.read_pairs(translations, from_yaml(VECTORS), "words", BatchShape(5, 16, 0), lambda line: None)
     texts = [json.loads(line)["a"] for line in translations.read_text().splitlines()]
     assert source.tokenizer is not None
     for step in (0, 3):

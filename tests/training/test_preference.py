@@ -15,7 +15,7 @@ from dovetail.base.errors import UsageError
 from dovetail.training.objective import TuningData
 from dovetail.training.plan import Plan
 from dovetail.training.preference import Dpo, Ipo, Kto, Orpo, RewardModel, reference_log_probs, scores
-from dovetail.training.source import Shape
+from dovetail.training.source import BatchShape
 from dovetail.training.step import Trainer
 from dovetail.training.task import TUNING
 
@@ -39,7 +39,7 @@ def judged(path: Path) -> Path:
 def source_of(kind, directory: Path, path: Path, batch: int = 4):
     model = dt.load(directory).double()
     data = TuningData(model.vocabulary, str(directory), {})
-    source = kind.read(path, model.spec, Shape(batch, 32, 0), lambda _: None, data)
+    source = kind.read(path, model.spec, BatchShape(batch, 32, 0), lambda _: None, data)
     with torch.no_grad():
         rows = [reference_log_probs(model, source.table(np.arange(i, i + 1))) for i in range(source.table.count)]
     source.table.columns["reference"] = torch.cat(rows)

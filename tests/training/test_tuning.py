@@ -16,7 +16,7 @@ from dovetail.base.errors import FileError, UsageError
 from dovetail.nn.loss import IGNORED, LossSum
 from dovetail.text.conversation import Encoded
 from dovetail.training.objective import TuningData
-from dovetail.training.source import HeldOut, Shape
+from dovetail.training.source import BatchShape, HeldOut
 from dovetail.training.tuning import Sft, labels_of, pack, packed_batch
 
 RUN = {"objective": "sft", "options": {"template": "plain"}, "batch": 4, "length": 64, "quiet": True, "learning_rate": 1e-3}
@@ -26,7 +26,7 @@ def read(directory: Path, path: Path, length: int = 64, batch: int = 4, **option
     model = dt.load(directory)
     assert model.vocabulary is not None
     data = TuningData(model.vocabulary, str(directory), {"template": "plain", **options})
-    return model, Sft.read(path, model.spec, Shape(batch, length, 0), lambda _: None, data)
+    return model, Sft.read(path, model.spec, BatchShape(batch, length, 0), lambda _: None, data)
 
 
 def test_labels_are_the_next_tokens_of_answers():
@@ -70,12 +70,12 @@ def test_rows_that_are_too_long_are_left_out_and_counted(tmp_path):
     model = dt.load(base(tmp_path / "base"))
     notes: list[str] = []
     data = TuningData(model.vocabulary, "base", {"template": "plain"})
-    source = Sft.read(path, model.spec, Shape(2, 64, 0), notes.append, data)
+    source = Sft.read(path, model.spec, BatchShape(2, 64, 0), notes.append, data)
     assert "1 of 21 rows are longer than 64 tokens and left out, the first is" in notes[0]
     assert notes[0].endswith("chats.jsonl:1")
     assert source.table.count < 20
     with pytest.raises(FileError, match="20 of 20 rows are longer than 8 tokens; give a larger --length"):
-        Sft.read(chats(path, 20), model.spec, Shape(2, 8, 0), notes.append, data)
+        Sft.read(chats(path, 20), model.spec, BatchShape(2, 8, 0), notes.append, data)
 
 
 def test_a_run_learns_answers_and_writes_template_and_end_tokens(tmp_path):

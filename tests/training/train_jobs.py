@@ -16,8 +16,8 @@ from dovetail.training.loop import measure
 from dovetail.training.objective import next_token
 from dovetail.training.pairs import Translation
 from dovetail.training.plan import Plan
-from dovetail.training.ranks import Ranks
-from dovetail.training.source import Shape
+from dovetail.training.ranks import JobRanks
+from dovetail.training.source import BatchShape
 from dovetail.training.step import Trainer
 from dovetail.training.tagging import TokenClassification, from_tags
 
@@ -34,7 +34,7 @@ layers:
 def flagged_step() -> tuple[int, tuple[bool, ...], int, float]:
     """One step, in which the last rank alone sets the second of three flags; the tokens, the flags, the calls of all_reduce,
     and the loss."""
-    ranks = Ranks(dist.get_rank(), Layout.of(dist.get_world_size()))
+    ranks = JobRanks(dist.get_rank(), Layout.of(dist.get_world_size()))
     trainer = Trainer(ranks.build(from_yaml(SPEC), seed=0), next_token, Plan(steps=2), ranks)
     tokens = torch.arange(36).reshape(4, 9)[2 * ranks.rank : 2 * ranks.rank + 2, : 9 - 3 * ranks.rank]
     batch = Batch(tokens[:, :-1], tokens[:, 1:], TokenLayout.whole(2, tokens.shape[1] - 1))
@@ -54,9 +54,9 @@ def flagged_step() -> tuple[int, tuple[bool, ...], int, float]:
 
 def translated(spec: str, pairs: str, axes: Axes, steps: int) -> dict[str, float]:
     """The held-out metrics of translation after some steps in float64, on the ranks of a process group, or alone."""
-    ranks = Ranks(dist.get_rank(), Layout.of(dist.get_world_size(), **axes)) if dist.is_initialized() else Ranks()
+    ranks = JobRanks(dist.get_rank(), Layout.of(dist.get_world_size(), **axes)) if dist.is_initialized() else JobRanks()
     model = from_yaml(spec)
-    shape = Shape(4, 8, 0, ranks.data_rank, ranks.data_count)
+    shape = BatchShape(4, 8, 0, ranks.data_rank, ranks.data_count)
     source = Translation.read_pairs(Path(pairs), model, "characters", shape, lambda _: None)
     objective = Translation.of(model, source.tokenizer, 8).configured({"beams": 2})
     trainer = Trainer(ranks.build(model, seed=3, dtype=torch.float64), objective, Plan(steps=2), ranks)
@@ -67,9 +67,9 @@ def translated(spec: str, pairs: str, axes: Axes, steps: int) -> dict[str, float
 
 def tagged(spec: str, tags: str, axes: Axes, steps: int) -> dict[str, float]:
     """The same of token classification."""
-    ranks = Ranks(dist.get_rank(), Layout.of(dist.get_world_size(), **axes)) if dist.is_initialized() else Ranks()
+    ranks = JobRanks(dist.get_rank(), Layout.of(dist.get_world_size(), **axes)) if dist.is_initialized() else JobRanks()
     model = from_yaml(spec)
-    source = from_tags(Path(tags), model, "words", Shape(4, 12, 0, ranks.data_rank, ranks.data_count), lambda _: None)
+    source = from_tags(Path(tags), model, "words", BatchShape(4, 12, 0, ranks.data_rank, ranks.data_count), lambda _: None)
     objective = TokenClassification(tuple(source.classes))
     trainer = Trainer(ranks.build(model, seed=3, dtype=torch.float64), objective, Plan(steps=2), ranks)
     for step in range(steps):
@@ -79,7 +79,7 @@ def tagged(spec: str, tags: str, axes: Axes, steps: int) -> dict[str, float]:
 
 def save_step(place: str, seed: int, step: int) -> None:
     """Save the sharded weights of a new model as a checkpoint."""
-    ranks = Ranks(dist.get_rank(), Layout.of(dist.get_world_size()))
+    ranks = JobRanks(dist.get_rank(), Layout.of(dist.get_world_size()))
     model = ranks.build(from_yaml(SPEC), seed=seed)
     trainer = Trainer(model, next_token, Plan(steps=2), ranks)
     Checkpoints(place).save(step, trainer.tensors(), {"step": step})

@@ -33,7 +33,7 @@ def one_place_for_all(self: pages.Scratch, number: int, stored: Tensor, index: T
     return _copy(self, 0, stored, index)
 
 
-def pages_of_the_first_row(table: Tensor, lengths: list[int], new: list[int]) -> list[pages.Piece]:
+def pages_of_the_first_row(table: Tensor, lengths: list[int], new: list[int]) -> list[pages.PageRows]:
     return _flat_pieces(table[:1].expand_as(table), lengths, new)
 
 

@@ -21,7 +21,7 @@ from dovetail.nn.ctx import Ctx
 from dovetail.nn.layout import TokenLayout
 from dovetail.nn.recur import Carry, RecurrentModule
 from dovetail.nn.view import KV
-from dovetail.ops.attend import Stored
+from dovetail.ops.attend import StoredEntries
 from dovetail.parts.mixer.attention import AttentionModule
 from dovetail.parts.norm import RMSNormModule
 from dovetail.proof.laws import looking
@@ -96,7 +96,7 @@ def entries_patched_in_the_cache(self: AttentionModule, kv: KV, ctx: Ctx) -> KV:
     with torch.no_grad():
         k.copy_(ctx.tap(self, "keys", k))
         v.copy_(ctx.tap(self, "values", v))
-    return Stored(layout, (k, v))
+    return StoredEntries(layout, (k, v))
 
 
 def noise_drawn_anew(self: noise, x: Tensor, site: Site) -> Tensor:

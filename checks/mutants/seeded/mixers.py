@@ -11,7 +11,7 @@ from dovetail.nn.ctx import Ctx
 from dovetail.nn.linear import multiply_fused
 from dovetail.nn.recur import Carry
 from dovetail.nn.rows import SequenceRows
-from dovetail.ops.attend import Stored
+from dovetail.ops.attend import StoredEntries
 from dovetail.ops.scan.conv import causal_conv
 from dovetail.parts.mixer import differential, rg_lru, short_conv
 from dovetail.proof.laws.mutant import Mutant, instead, spec
@@ -35,9 +35,9 @@ def first_token_of_the_call(
     return _gated(self, x, torch.arange(order.shape[-1]).expand_as(order), seq, ctx)
 
 
-def keys_of_the_first_half(kv: Any, i: int) -> Stored:
+def keys_of_the_first_half(kv: Any, i: int) -> StoredEntries:
     (k, v), layout = kv.entries()
-    return Stored(layout, (k[..., 0, :], v.flatten(-2)))
+    return StoredEntries(layout, (k[..., 0, :], v.flatten(-2)))
 
 
 def mutants() -> list[Mutant]:

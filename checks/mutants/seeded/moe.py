@@ -44,7 +44,7 @@ def padding_counted(self: TopKModule, logits: Tensor, scores: Tensor, chosen: Te
     _count(self, logits, scores, chosen, dc.replace(ctx, layout=type(layout)(layout.coords, layout.order, None, layout.row)))
 
 
-def next_expert(chosen: Tensor, first: Tensor, experts: int, all_local: bool) -> expert.Rows:
+def next_expert(chosen: Tensor, first: Tensor, experts: int, all_local: bool) -> expert.SortedRows:
     return _dispatch((chosen + 1) % experts, first, experts, all_local)
 
 
@@ -61,7 +61,7 @@ def weights_in_another_order(y: Tensor, weights: Tensor) -> Tensor:
     return _combine(y, weights.flip(-1))
 
 
-def outputs_sorted_by_expert(y: Tensor, rows: expert.Rows, choices: int) -> Tensor:
+def outputs_sorted_by_expert(y: Tensor, rows: expert.SortedRows, choices: int) -> Tensor:
     return _by_token(y, rows._replace(choice=torch.arange(y.shape[0])), choices)
 
 

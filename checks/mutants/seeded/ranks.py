@@ -21,7 +21,7 @@ from dovetail.nn.random import draw
 from dovetail.nn.ranks import Ranks
 from dovetail.ops import vocab
 from dovetail.ops.attend_tiled import Work
-from dovetail.ops.tiles import Piece, Tile
+from dovetail.ops.tiles import KeyPiece, Tile
 from dovetail.parallel import collective, construction, context, ring, shard, stage
 from dovetail.parallel.context import TokenRanks
 from dovetail.parallel.ring import RingView
@@ -30,8 +30,8 @@ from dovetail.parts import head
 from dovetail.proof.laws.mutant import Mutant, instead, spec
 from dovetail.spec.fold import Declared
 from dovetail.weights.adapters import lora
-from dovetail.weights.adapters.dropout import InputDropout
 from dovetail.weights.adapters.kind import Tp
+from dovetail.weights.adapters.lora import InputDropout
 
 _local_slices, _first = construction.local_slices, Ranks.first
 _reader, _gather, _split_rows = shard._reader, collective.gather, TokenLayout.split_rows
@@ -130,7 +130,7 @@ def gradients_of_the_last_rank(arrived: Sequence[Tensor], own: Sequence[Tensor])
     return list(own)
 
 
-def dropped_by_own_positions(self: Work, p: Tensor, tile: Tile, piece: Piece) -> Tensor:
+def dropped_by_own_positions(self: Work, p: Tensor, tile: Tile, piece: KeyPiece) -> Tensor:
     return _factor(dc.replace(self, edit_layouts=self.edit_layouts[:1] * 2), p, tile, piece)
 
 

@@ -18,10 +18,10 @@ from dovetail.spec.part import plain
 
 if TYPE_CHECKING:
     from dovetail.files.spec import Changes as Changes
-    from dovetail.hf import load as loading
+    from dovetail.hf import origin
     from dovetail.model.model import Model, ModelModule
 
-    SpecLike = loading.SpecLike | ModelModule
+    SpecLike = origin.SpecLike | ModelModule
 else:  # the other types of a spec need torch
     SpecLike = str | Path | Mapping[str, Any] | Unresolved
     Changes = str | Iterable[str] | Mapping[str, Any]
@@ -44,15 +44,15 @@ class NamedSpec(NamedTuple):
 
 def read_spec(value: SpecLike | NamedSpec) -> NamedSpec:
     """Return the spec that an argument names."""
-    from dovetail.hf import load as loading
+    from dovetail.hf import origin
     from dovetail.model.model import ModelModule
 
     if isinstance(value, NamedSpec):
         return value
     if isinstance(value, ModelModule):
         return NamedSpec("model", value.part)
-    spec = loading.find_spec(value)
-    if not isinstance(value, (str, Path)) or loading.is_yaml(value):
+    spec = origin.find_spec(value)
+    if not isinstance(value, (str, Path)) or origin.is_yaml(value):
         return NamedSpec("spec", spec)
     path = Path(value)
     return NamedSpec(str(value), spec, path if path.is_dir() else None)

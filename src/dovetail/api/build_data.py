@@ -20,8 +20,8 @@ from dovetail.api.show_data import DataSummary
 from dovetail.base.errors import UsageError
 from dovetail.base.option import Option
 from dovetail.data.executors import Executor, ProcessPool, RayCluster, available_workers
-from dovetail.data.formats import Options
-from dovetail.data.plan import BYTES, Settings, expand, make_plan
+from dovetail.data.formats import ReadOptions
+from dovetail.data.plan import BYTES, BuildSettings, expand, make_plan
 from dovetail.views.progress import WorkProgress
 
 if TYPE_CHECKING:
@@ -80,16 +80,15 @@ def build_data(
     `executor` of your own; the result is the same. After a kill, the same call continues the build.
     `force` replaces what `out` holds.
     """
-    from dovetail.data.build import build
+    from dovetail.data.build import build, end_token, read_tokenizer
     from dovetail.data.manifest import HELD_OUT
-    from dovetail.data.tokenizing import end_token, read_tokenizer
 
-    options = Options(field, lines, separator)
+    options = ReadOptions(field, lines, separator)
     if (workers, cluster, executor).count(None) < 2:
         raise UsageError("--workers: the units run in processes, on a --cluster or by an executor; give one of them")
     place, say = Path(out), note or silent
     text, found = read_tokenizer(tokenizer)
-    settings = Settings(
+    settings = BuildSettings(
         hashlib.sha256(text.encode()).hexdigest(), found.size, end_token(found, tokenizer, end), options, deduplicate, held_out
     )
     files = expand([inputs] if isinstance(inputs, (str, Path)) else inputs)

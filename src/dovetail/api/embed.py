@@ -42,9 +42,9 @@ def embed(
     `dimensions` keeps the first numbers of each vector, which is scaled to length 1 again.
     """
     embedder, tokenizer = _opened(model, pooling)
-    vectors = [embedder.vector(_tokenizer(tokenizer).prompt(one) if isinstance(one, str) else one) for one in texts]
+    vectors = [embedder.vector(_tokenizer(tokenizer).prompt(text) if isinstance(text, str) else text) for text in texts]
     width = embedder.model.part.width if dimensions is None else dimensions
-    return torch.stack([shortened(one, dimensions) for one in vectors]) if vectors else torch.zeros(0, width)
+    return torch.stack([shortened(vector, dimensions) for vector in vectors]) if vectors else torch.zeros(0, width)
 
 
 def rerank(
@@ -62,10 +62,10 @@ def rerank(
     embedder, found = _opened(model, pooling)
     tokenizer = _tokenizer(found)
     if embedder.ranks:
-        scores = [embedder.score(*tokenizer.pair(query, one)) for one in documents]
+        scores = [embedder.score(*tokenizer.pair(query, document)) for document in documents]
     else:
         asked = embedder.vector(tokenizer.prompt(query))
-        scores = [float(asked @ embedder.vector(tokenizer.prompt(one))) for one in documents]
+        scores = [float(asked @ embedder.vector(tokenizer.prompt(document))) for document in documents]
     ranked = sorted((Ranked(i, score) for i, score in enumerate(scores)), key=lambda one: (-one.score, one.index))
     return ranked[:top_n]
 

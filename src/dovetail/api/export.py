@@ -20,7 +20,7 @@ from dovetail.disk.untrusted import Directory
 from dovetail.views.blocks import View
 
 if TYPE_CHECKING:
-    from dovetail.files.model_dir import Piece
+    from dovetail.files.model_dir import LazyTensors
     from dovetail.hf.hf import Ported
     from dovetail.hf.load import Watch
     from dovetail.model.model import Model
@@ -98,7 +98,8 @@ def export(
 
 
 def _export_own(directory: Path, out: Path, step: int | None, watch: Watch | None) -> Exported:
-    from dovetail.hf.load import load, origin
+    from dovetail.hf.load import load
+    from dovetail.hf.origin import origin
     from dovetail.hf.own_config import MODEL_TYPE, architecture, write_own_config
     from dovetail.hf.write import files_beside, imported_config, model_pieces
     from dovetail.serving.can_serve import require
@@ -112,7 +113,7 @@ def _export_own(directory: Path, out: Path, step: int | None, watch: Watch | Non
 
 
 def _export_step(run: Path, step: int, out: Path, family: str | None) -> Ported:
-    from dovetail.hf.load import origin
+    from dovetail.hf.origin import origin
     from dovetail.hf.write import write_theirs
 
     where = Directory(run)
@@ -120,7 +121,7 @@ def _export_step(run: Path, step: int, out: Path, family: str | None) -> Ported:
     return write_theirs(spec, _step_pieces(run, step, spec), where, out, family)
 
 
-def _step_pieces(run: Path, step: int, spec: Model) -> list[Piece]:
+def _step_pieces(run: Path, step: int, spec: Model) -> list[LazyTensors]:
     from dovetail.training.export import checkpoint_of, checkpoint_pieces  # imports torch.distributed
 
     return checkpoint_pieces(checkpoint_of(run, step), spec)

@@ -132,7 +132,7 @@ def graft(
     """
     from dovetail.api.spec_diff import with_names
     from dovetail.files.model_dir import must_be_free
-    from dovetail.hf.load import origin
+    from dovetail.hf.origin import origin
     from dovetail.hf.write import family_for
     from dovetail.model.transformer import Transformer
     from dovetail.text.tokenizer import Tokenizer

@@ -82,13 +82,13 @@ def lab(
     from dovetail.experiments.lab import run_lab
     from dovetail.experiments.report import lab_report
 
-    place = Path(out or ("lab" if isinstance(design, Mapping) else Path(design).stem))
+    path = Path(out or ("lab" if isinstance(design, Mapping) else Path(design).stem))
 
     def decided(data: dict[str, Any], text: str) -> None:
         watch(Event("verdict", data, text))
 
-    state = run_lab(read_design(design), place, train, workers, threads, cluster, decided, progress)
+    state = run_lab(read_design(design), path, train, workers, threads, cluster, decided, progress)
     result = LabResult(lab_report(state))
-    write_atomically(place / "lab.html", result.to_html())
-    write_atomically(place / "lab.json", json.dumps(result.to_dict(), indent=1))
+    write_atomically(path / "lab.html", result.to_html())
+    write_atomically(path / "lab.json", json.dumps(result.to_dict(), indent=1))
     return result

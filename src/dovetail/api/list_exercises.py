@@ -26,7 +26,7 @@ class ExerciseList(ListResult[Exercise]):
         return {"exercises": rows}
 
     def view(self, width: int) -> View:
-        rows = [(styled((one.number, "bold")), one.chapter, one.question) for one in self.exercises]
+        rows = [(styled((exercise.number, "bold")), exercise.chapter, exercise.question) for exercise in self.exercises]
         below = styled(("dovetail learn check NUMBER ANSWER checks an answer", "dim"))
         return [TextTable(("number", "chapter", "question"), rows, header=False), "", below]
 

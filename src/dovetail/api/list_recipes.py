@@ -22,10 +22,10 @@ class RecipeList(ListResult[RecipeFile]):
     recipes: tuple[RecipeFile, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"recipes": [{"name": one.name, "summary": one.summary} for one in self.recipes]}
+        return {"recipes": [{"name": recipe.name, "summary": recipe.summary} for recipe in self.recipes]}
 
     def view(self, width: int) -> View:
-        rows = [(styled((one.name, "bold")), one.summary) for one in self.recipes]
+        rows = [(styled((recipe.name, "bold")), recipe.summary) for recipe in self.recipes]
         below = styled(("dovetail recipes copy NAME writes one to start from", "dim"))
         return [TextTable(("name", "summary"), rows, header=False), "", below]
 

@@ -78,8 +78,8 @@ def merge(
     from dovetail.hf import load as loading
     from dovetail.hf.adapter import base_place, family_of, is_adapter, load_adapter
     from dovetail.hf.write import model_pieces, write_own, write_theirs
+    from dovetail.weights.adapters.attach import merge_adapters
     from dovetail.weights.adapters.lora import combine
-    from dovetail.weights.adapters.merge import merge_adapters
 
     if not adapters and is_adapter(directory):
         directory, adapters = base_place(directory), (directory,)

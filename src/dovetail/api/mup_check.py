@@ -38,7 +38,7 @@ class CoordinateCheck(Result):
     @property
     def largest_slope(self) -> float:
         """The largest slope of log₂ change over log₂ width."""
-        return max(one.slope for one in self.coordinates)
+        return max(coordinate.slope for coordinate in self.coordinates)
 
     @property
     def flat(self) -> bool:
@@ -99,7 +99,7 @@ def mup_check(
     much each activation changes. Under µP (`init: mup`) the change does not grow with the width, and the best learning rate
     stays about where it is."""
     from dovetail.training.coordinates import FACTORS, coordinate_check
-    from dovetail.training.source import Shape, from_text
+    from dovetail.training.source import BatchShape, from_text
     from dovetail.training.task import objective_kind
     from dovetail.weights.surgery.resize import widened
 
@@ -109,7 +109,7 @@ def mup_check(
     if len({*tried}) < 2:
         raise UsageError("--widths: give at least two different widths")
     specs = [widened(changed, width) for width in tried]
-    source = from_text(Path(text), changed, "byte_pair", Shape(batch, length, seed), silent, kind.special(length))
+    source = from_text(Path(text), changed, "byte_pair", BatchShape(batch, length, seed), silent, kind.special(length))
     objective = kind.of(changed, source.tokenizer, length)
     plan = Plan(steps=steps, learning_rate=learning_rate, optimizer=optimizer, seed=seed, quiet=True)
     found = coordinate_check(specs, source.batch, objective, plan, SEEDS, progress)

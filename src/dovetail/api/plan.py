@@ -16,7 +16,7 @@ from dovetail.planning.device import device_named
 from dovetail.training.plan import OptimizerKind, Precision, Recompute
 
 if TYPE_CHECKING:
-    from dovetail.api.training_plan import TrainingPlan
+    from dovetail.api.plans import TrainingPlan
 
 BATCH_TOKENS = 2**24  # tokens per step where no batch is given: Llama 3's
 TOP = 3  # layouts that are traced and fit
@@ -58,9 +58,9 @@ def plan(
     each as soon as it is traced.
     """
     from dovetail.account import longest_length
-    from dovetail.api.training_plan import TrainingPlan
+    from dovetail.api.plans import TrainingPlan
     from dovetail.planning.report import layout_data, outlook
-    from dovetail.planning.search import Job, Planned, search
+    from dovetail.planning.search import Planned, PlannedJob, search
     from dovetail.spec.check import check
     from dovetail.training.objective import next_token
     from dovetail.views.plan import layout_line
@@ -73,7 +73,7 @@ def plan(
     if length > min(MAX_LENGTH, longest or MAX_LENGTH):
         raise SpecError("--length", f"{length} is above {longest or MAX_LENGTH}, the longest sequence of the model")
     count = None if tokens is None else read_count(tokens)
-    job = Job(
+    job = PlannedJob(
         changed,
         gpus,
         device_named(device),

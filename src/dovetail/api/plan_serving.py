@@ -13,7 +13,7 @@ from dovetail.base.units import read_count
 from dovetail.planning.device import device_named
 
 if TYPE_CHECKING:
-    from dovetail.api.serving_plan import ServingPlan
+    from dovetail.api.plans import ServingPlan
 
 GAP = 0.05  # seconds between two tokens: 20 per second, faster than people read
 ACTIVE, REQUESTS = 0.1, 6.0  # of all users in the busiest hour, and requests of each in it
@@ -58,7 +58,7 @@ def plan_serving(
     in dollars per GPU-hour their cost. All figures are upper bounds; `to_dict()["assumptions"]` says on what they rest.
     """
     from dovetail.account import longest_length
-    from dovetail.api.serving_plan import ServingPlan
+    from dovetail.api.plans import ServingPlan
     from dovetail.decoding.generation import check_generates
     from dovetail.planning.serving import BYTES, Load, capacity, replicas
     from dovetail.spec.check import check

@@ -163,7 +163,7 @@ def quantize(
 def _source(model: str | Path) -> tuple[Directory, Model]:
     """The directory of a model and its spec."""
     from dovetail.hf.adapter import is_adapter
-    from dovetail.hf.load import origin
+    from dovetail.hf.origin import origin
 
     if is_adapter(model):
         remedy = f"merge it first (dovetail merge {model} -o DIR), or quantize its base and load the adapter on that"

@@ -81,12 +81,12 @@ def record(
     """
     from dovetail.proof.compare.engines import record_engine
 
-    place = Path(out)
-    check_free(place, False, "choose another path with -o")
+    path = Path(out)
+    check_free(path, False, "choose another path with -o")
     ids = _ids(model, (prompt,) if isinstance(prompt, str) else tuple(prompt), rows, length, seed)
-    dump = record_engine(engine, model, place, ids, steps=steps, dtype=dtype_name(dtype), python=python)
+    dump = record_engine(engine, model, path, ids, steps=steps, dtype=dtype_name(dtype), python=python)
     tokens = sum(len(one.ids) for one in dump.passes)
-    return RecordedDump(place, dump.engine, dtype_name(dtype), len(dump.names()), tokens, len(dump.passes))
+    return RecordedDump(path, dump.engine, dtype_name(dtype), len(dump.names()), tokens, len(dump.passes))
 
 
 def _ids(model: str | Path, prompts: tuple[str, ...], rows: int, length: int | None, seed: int) -> list[list[int]]:

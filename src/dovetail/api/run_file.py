@@ -109,12 +109,12 @@ def _unprefixed(keys: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 def _arguments(keys: Mapping[str, Any], known: Parameters, where: str) -> dict[str, Any]:
     """Return the arguments that keys mean. Raises for a key that does not exist, and for a value of another type."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in keys.items():
         at, error = (f"{where}.{key}", UsageError) if where.startswith("--") else (f"{where}: {key}", FileError)
         if key not in known:
             raise error(f"{at[:200]}: is not a key of a run; {names_or_nearest(str(key), known, 'keys')}")
         if (problem := known[key].problem(value)) is not None:
             raise error(f"{at}: {problem}")
-        found[known[key].name] = value
-    return found
+        result[known[key].name] = value
+    return result

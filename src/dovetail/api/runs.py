@@ -24,7 +24,7 @@ from dovetail.views.page import Page
 from dovetail.views.runs import run_curves, run_row, run_table, runs_page
 
 if TYPE_CHECKING:
-    from dovetail.training.compare_runs import Comparison
+    from dovetail.training.compare_runs import RunComparison
     from dovetail.training.metrics import StepMetrics
     from dovetail.training.record import RunRecord
 
@@ -37,7 +37,7 @@ class RunList(Result):
 
     records: tuple[RunRecord, ...]
     unreadable: tuple[str, ...]  # errors of run directories that cannot be read
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[RunComparison, ...]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -51,7 +51,7 @@ class RunList(Result):
         return [table, self.rest(width)]
 
     def rest(self, width: int) -> View:
-        compared = ["\n".join(["", f"{one.a} → {one.b}", *one.lines()]) for one in self.comparisons]
+        compared = ["\n".join(["", f"{comparison.a} → {comparison.b}", *comparison.lines()]) for comparison in self.comparisons]
         return [*self.unreadable, *run_curves(self._histories(), width), *compared]
 
     def page(self) -> Page:
@@ -101,7 +101,7 @@ def runs(
 
 
 def _drawn(records: list[RunRecord]) -> dict[str, Any]:
-    found = {str(record.place): record.history for record in records if record.history}
-    if not found or len(found) > MOST:
-        raise FileError(f"{len(found)} runs have losses to plot; name from 1 to {MOST} runs")
-    return found
+    result = {str(record.place): record.history for record in records if record.history}
+    if not result or len(result) > MOST:
+        raise FileError(f"{len(result)} runs have losses to plot; name from 1 to {MOST} runs")
+    return result

@@ -112,7 +112,7 @@ async def open_app(
     from dovetail.decoding.embedding import check_embeds
     from dovetail.decoding.generation import generates
     from dovetail.hf.files import read_vocabulary
-    from dovetail.hf.load import origin
+    from dovetail.hf.origin import origin
     from dovetail.serving.http.app import make_app
     from dovetail.serving.restart import RestartingClient
 

@@ -92,7 +92,7 @@ def serve_vllm(
 
 def readable(where: Directory, out: Path, tensor: int) -> tuple[Path, list[str]]:
     """A directory that vLLM reads, and the flags that its model needs: the plugin's is not compiled."""
-    from dovetail.hf.load import origin
+    from dovetail.hf.origin import origin
     from dovetail.hf.own_config import MODEL_TYPE, is_own
     from dovetail.serving.can_serve import require
 

@@ -22,7 +22,7 @@ from dovetail.views.corpus import corpus_view
 from dovetail.views.progress import WorkProgress
 
 if TYPE_CHECKING:
-    from dovetail.api.show_rows import TuningRows
+    from dovetail.api.show_rows import ShownRows
     from dovetail.data.manifest import Manifest
 
 DATA_ERROR = 4  # exit code
@@ -55,7 +55,7 @@ def show_data(path: str | Path, *, model: None = None, verify: bool = False, qui
 
 
 @overload
-def show_data(path: str | Path, *, model: str | Path, template: str | None = None, rows: int = 3) -> TuningRows: ...
+def show_data(path: str | Path, *, model: str | Path, template: str | None = None, rows: int = 3) -> ShownRows: ...
 
 
 def show_data(
@@ -68,7 +68,7 @@ def show_data(
     rows: Annotated[int, Steps("Rows of the tuning file to print.")] = 3,
     verify: Annotated[bool, Option("Compare the SHA-256 of every file with the manifest; exit code 4 if one differs.")] = False,
     quiet: Annotated[bool, Option("Show no progress.")] = False,
-) -> DataSummary | TuningRows:
+) -> DataSummary | ShownRows:
     """Return what a corpus of token shards holds. `verify` compares the SHA-256 of every file with the manifest.
 
     With the directory of a `model`, the path is that of a tuning file (JSON Lines: chats, completions, preferences). Its first

@@ -29,7 +29,7 @@ class ShownRow:
 
 
 @dc.dataclass(frozen=True, repr=False)
-class TuningRows(Result):
+class ShownRows(Result):
     """The first rows of a tuning file, and the counts of all of them."""
 
     path: Path
@@ -44,7 +44,7 @@ class TuningRows(Result):
         rows = [
             {
                 "where": row.where,
-                "examples": [{"tokens": one.ids.tolist(), "learned": one.answer.tolist()} for one in row.examples],
+                "examples": [{"tokens": example.ids.tolist(), "learned": example.answer.tolist()} for example in row.examples],
             }
             for row in self.shown
         ]
@@ -61,15 +61,15 @@ class TuningRows(Result):
         return [*lines, f"{self.path}: {counts}; the longest example has {self.longest:,} tokens", LEGEND]
 
 
-def show_rows(path: Path, model: str | Path, template: str | None, count: int) -> TuningRows:
+def show_rows(path: Path, model: str | Path, template: str | None, count: int) -> ShownRows:
     """Encode a tuning file by a model's tokenizer and chat template."""
     where = Directory(model)
     encoder = turn_encoder(read_vocabulary(where), template, str(where.place))
     rows, _ = read_rows(path)
-    encoded = encoder.encode([(row.where, one) for row in rows for one in row.examples])
+    encoded = encoder.encode([(row.where, example) for row in rows for example in row.examples])
     taken = iter(encoded)
     groups = [ShownRow(row.where, tuple(itertools.islice(taken, len(row.examples)))) for row in rows]
-    return TuningRows(
+    return ShownRows(
         path,
         encoder.tokenizer,
         len(rows),

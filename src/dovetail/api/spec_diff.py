@@ -7,8 +7,7 @@ from typing import Any
 
 from dovetail.api.result import Result
 from dovetail.views.blocks import View
-from dovetail.views.diff import diff_view
-from dovetail.views.diff_page import diff_body
+from dovetail.views.diff import diff_body, diff_view
 from dovetail.views.page import Page
 from dovetail.weights.surgery import Diff
 

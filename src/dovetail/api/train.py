@@ -108,7 +108,7 @@ def train(
     checkpoint and the weights so far; `interrupted` is true. `log` also writes the metrics for TensorBoard or Weights & Biases.
     `recorded` are digests in a run file: data that has changed since under the same name is refused.
     """
-    from dovetail.api.train_job import Job
+    from dovetail.api.train_job import TrainJob
     from dovetail.api.train_task import JobOptions, read_task
 
     say = note or silent
@@ -117,4 +117,4 @@ def train(
     settings = {**(options or {}), **({} if beams is None else {"beams": beams})}
     job = read_task(spec, (set, swap), from_, adapter, only, objective, settings, files, say)
     with ExitStack() as stack:
-        return Job.open(job, JobOptions.read(locals()), say, stack).train()
+        return TrainJob.open(job, JobOptions.read(locals()), say, stack).train()

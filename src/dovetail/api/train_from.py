@@ -22,7 +22,8 @@ from dovetail.disk.model_files import QUANTIZATION_FILE, RUN_FILE, TOKENIZER_FIL
 from dovetail.disk.shape import data_sha256, file_sha256
 from dovetail.disk.untrusted import Directory
 from dovetail.hf.files import class_names, read_vocabulary
-from dovetail.hf.load import opened, origin
+from dovetail.hf.load import opened
+from dovetail.hf.origin import origin
 from dovetail.hf.write import files_beside
 from dovetail.model.model import Model
 from dovetail.spec.fold import declared

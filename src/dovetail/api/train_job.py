@@ -1,4 +1,4 @@
-"""Job: a run of `train` with its data, model and directory opened; it trains, writes the model and returns the run."""
+"""TrainJob: a run of `train` with its data, model and directory opened; it trains, writes the model and returns the run."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from dovetail.training.plan import (
     Precision,
     PrecisionChoice,
 )
-from dovetail.training.ranks import Ranks, ranks_of_run
+from dovetail.training.ranks import JobRanks, ranks_of_run
 from dovetail.training.record import write_initial
-from dovetail.training.run import Run, open_run
+from dovetail.training.run import RunDirectory, open_run
 from dovetail.training.samples import Samples, check_samples, sample_text
 from dovetail.training.settings import check_recorded, read_run, run_data
-from dovetail.training.source import Shape, Source, TokenizerKind
+from dovetail.training.source import BatchShape, Source, TokenizerKind
 from dovetail.training.step import DTYPES, computing_in
 from dovetail.training.task import generation_files, read_source
 from dovetail.views.curve import draw_losses
@@ -54,23 +54,23 @@ BYTES_PER_PARAMETER = 16  # float32 weight and gradient, and AdamW's two moments
 
 
 @dc.dataclass(frozen=True)
-class Job:
+class TrainJob:
     """A run before its first step."""
 
     task: Task
     options: JobOptions
     plan: Plan
-    ranks: Ranks
+    ranks: JobRanks
     source: Source
     objective: Objective
     model: Transformer
     base: str  # the fingerprint of the weights that an adapter is trained on
-    run: Run | None
+    run: RunDirectory | None
     interrupted: Interrupt
     say: Callable[[str], None]
 
     @staticmethod
-    def open(task: Task, options: JobOptions, say: Callable[[str], None], stack: ExitStack) -> Job:
+    def open(task: Task, options: JobOptions, say: Callable[[str], None], stack: ExitStack) -> TrainJob:
         """Join the ranks, read the data, build the model and prepare the directory; the stack closes what is opened."""
         count, tokens = parameters(task.spec), options.batch * options.length
         needed = BYTES_PER_PARAMETER * count + 4 * tokens * task.spec.vocab // options.compute.micro_batches
@@ -96,12 +96,12 @@ class Job:
             keys = run_data(_keys(task, options, plan, source), recorded)
             if ranks.on_first_rank(lambda: open_run(place, keys, files, options.force)):
                 say(f"{place}: resuming")
-            run = stack.enter_context(Run(place, plan, ranks, options.checkpoint_minutes, options.keep, logs))
+            run = stack.enter_context(RunDirectory(place, plan, ranks, options.checkpoint_minutes, options.keep, logs))
             if ranks.count == 1:  # no rank holds more than its shard
                 write_initial(place, model)
         setup = Setup(model, place, options.seed, ranks, lambda: computing_in(model, precision, ranks), load)
         objective, source = objective.prepare(source, setup)
-        return Job(task, options, plan, ranks, source, objective, model, base, run, interrupted, say)
+        return TrainJob(task, options, plan, ranks, source, objective, model, base, run, interrupted, say)
 
     def train(self) -> TrainingRun:
         """Train, write the model, and return it with its metrics and a sample."""
@@ -163,11 +163,11 @@ class Job:
 
 
 def _read_data(
-    task: Task, options: JobOptions, ranks: Ranks, say: Callable[[str], None]
+    task: Task, options: JobOptions, ranks: JobRanks, say: Callable[[str], None]
 ) -> tuple[Source, Mapping[str, Mapping[str, Any]]]:
     """Return the data of a run, with digests of it and of the initial weights."""
     start, spec = task.start, task.spec
-    shape = Shape(options.batch, options.length, options.seed, ranks.data_rank, ranks.data_count)
+    shape = BatchShape(options.batch, options.length, options.seed, ranks.data_rank, ranks.data_count)
     encoder: TokenizerKind | Tokenizer = options.tokenizer
     if start is not None and not task.files["data"] and spec.embed.token_ids:
         encoder = start.for_text()
@@ -189,7 +189,7 @@ def _read_data(
     return source, recorded
 
 
-def _build(task: Task, plan: Plan, ranks: Ranks, say: Callable[[str], None]) -> tuple[Transformer, str]:
+def _build(task: Task, plan: Plan, ranks: JobRanks, say: Callable[[str], None]) -> tuple[Transformer, str]:
     """Return the model with its initial weights, and the fingerprint of those that an adapter is trained on."""
     start, trained, applied = task.start, task.trained, list[Applied]()
 

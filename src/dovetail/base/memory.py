@@ -17,11 +17,12 @@ def available_memory() -> int | None:
     return max(0, min(limits)) if limits else None
 
 
-def check_memory(needed: int, what: str, remedy: str = "choose a smaller model, batch or length") -> None:
+def check_memory(needed: int, what: str) -> None:
     """Raise ResourceError where `what` needs more bytes than are available."""
     available = available_memory()
     if available is not None and needed > available:
-        raise ResourceError(f"{what} needs about {_shown(needed)} of memory; {_shown(available)} are available; {remedy}")
+        problem = f"{what} needs about {_shown(needed)} of memory; {_shown(available)} are available"
+        raise ResourceError(f"{problem}; choose a smaller model, batch or length")
 
 
 def _shown(count: int) -> str:

@@ -99,15 +99,15 @@ class Parameter(NamedTuple):
 def parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
     """Return the parameters of a function by name, those without an option too, and the fields of each group in its place."""
     hints = _hints(function)
-    found: dict[str, Parameter] = {}
+    result: dict[str, Parameter] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if isinstance(group := parameter.default, OptionGroup):
             known = _hints(type(group))
-            found |= {field: Parameter(field, *_split(known[field]), value) for field, value in vars(group).items()}
+            result |= {field: Parameter(field, *_split(known[field]), value) for field, value in vars(group).items()}
         else:
             hint, option = _split(hints.get(name, Any))
-            found[name] = Parameter(name, hint, option, parameter.default, parameter.kind is parameter.VAR_POSITIONAL)
-    return found
+            result[name] = Parameter(name, hint, option, parameter.default, parameter.kind is parameter.VAR_POSITIONAL)
+    return result
 
 
 def declared(function: Callable[..., Any]) -> dict[str, Parameter]:

@@ -20,7 +20,7 @@ from dovetail.base.errors import SpecError
 from dovetail.spec.part import Part, join
 
 
-class Record:
+class Observation:
     """What is known of one observed part: the part itself, its path in the spec, and the fields read so far."""
 
     def __init__(self, part: Part, path: str) -> None:
@@ -43,10 +43,10 @@ class Record:
 class _Observed:
     """Mixed into the class of a part: reads of fields go through its record."""
 
-    _record: Record
+    _record: Observation
 
     def __getattribute__(self, name: str) -> Any:
-        record: Record = object.__getattribute__(self, "_record")
+        record: Observation = object.__getattribute__(self, "_record")
         if name == "__class__":  # equality and `dataclasses.replace` compare and make parts of the plain class
             return type(record.part)
         return record.field(name) if name in record.values else super().__getattribute__(name)
@@ -69,7 +69,7 @@ class _Observed:
 def observed(part: Part, path: str = "") -> Any:
     """Return a part that behaves as the given one and records which of its fields are read."""
     observed: Any = object.__new__(_observed_class(type(part)))
-    object.__setattr__(observed, "_record", Record(part, path))
+    object.__setattr__(observed, "_record", Observation(part, path))
     return observed
 
 
@@ -86,7 +86,7 @@ def ignore(part: Any, fields: tuple[str, ...]) -> None:
 
 def unread(part: Any) -> list[tuple[str, str]]:
     """Return (path, kind) of each field neither read nor ignored, in this part and in the parts that its fields hold."""
-    record: Record = part._record
+    record: Observation = part._record
     missing = [(join(record.path, name), part.kind) for name in record.values if name not in record.read | record.ignored]
     for name in record.read - record.ignored:
         for child in _children(record.values[name]):

@@ -25,16 +25,19 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.base.errors import FileError
+from dovetail.base.errors import FileError, UsageError
+from dovetail.base.limits import JSON_BYTES, TOKENIZER_BYTES
 from dovetail.data.duplicates import drop_duplicates, is_unique, write_hashes
 from dovetail.data.executors import Executor
-from dovetail.data.manifest import HELD_OUT, MANIFEST_FILE, PLAN_FILE, TRAIN, Manifest, Split, TokenizerInfo
-from dovetail.data.plan import BuildPlan, size_and_time
+from dovetail.data.manifest import HELD_OUT, MANIFEST_FILE, PLAN_FILE, TRAIN, DataSplit, Manifest, TokenizerInfo
+from dovetail.data.plan import BYTES, BuildPlan, size_and_time
 from dovetail.data.shards import ShardInfo, ShardWriter, dtype_for
 from dovetail.disk.atomic import sync, try_lock, write_atomically
 from dovetail.disk.model_files import TOKENIZER_FILE
-from dovetail.disk.untrusted import problem
-from dovetail.text.tokenizer import Tokenizer
+from dovetail.disk.untrusted import Directory, exists, is_directory, problem
+from dovetail.text.chat import CONFIG_FILE, special_token
+from dovetail.text.learn import LEAST, learn
+from dovetail.text.tokenizer import END, Tokenizer
 
 WORK = "unfinished"  # the folder of records and hashes, deleted when the manifest is written
 TOGETHER = 512, 1 << 20  # documents and characters that are encoded together
@@ -44,7 +47,7 @@ Progress = Callable[[str, int, int], None]  # (phase, bytes that are done, all b
 
 
 @dc.dataclass(frozen=True)
-class Record:
+class UnitRecord:
     """What a unit became."""
 
     shards: dict[str, ShardInfo]  # by split; a split without documents has none
@@ -111,7 +114,7 @@ def write_unit(directory: str, plan_sha256: str, number: int) -> int:
                     writers[split] = stack.enter_context(writer)
                 writers[split].add(np.concatenate([ids, end]), len(text.encode()))
     shards = {split: writer.info for split, writer in writers.items() if writer.info is not None}
-    record = Record(shards, **counts)
+    record = UnitRecord(shards, **counts)
     write_atomically(_work(directory, number, "json"), json.dumps(dc.asdict(record)))
     return sum(info.tokens for info in shards.values())
 
@@ -132,10 +135,10 @@ def _work(directory: str | Path, number: int, suffix: str) -> Path:
     return Path(directory) / WORK / f"unit-{number:05d}.{suffix}"
 
 
-def _record(directory: Path, number: int) -> Record:
+def _record(directory: Path, number: int) -> UnitRecord:
     data: dict[str, Any] = json.loads(_work(directory, number, "json").read_text(encoding="utf-8"))
     data["shards"] = {split: ShardInfo(**info) for split, info in data["shards"].items()}
-    return Record(**data)
+    return UnitRecord(**data)
 
 
 # -- all units ----------------------------------------------------------------------------------------------------------
@@ -194,8 +197,8 @@ def _run(
 
 def _manifest(directory: Path, plan: BuildPlan) -> Manifest:
     records = [_record(directory, number) for number in range(len(plan.units))]
-    splits = {split: Split(tuple(one.shards[split] for one in records if split in one.shards)) for split in SPLITS}
-    dropped = {name: sum(getattr(one, name) for one in records) for name in ("duplicates", "empty")}
+    splits = {split: DataSplit(tuple(record.shards[split] for record in records if split in record.shards)) for split in SPLITS}
+    dropped = {name: sum(getattr(record, name) for record in records) for name in ("duplicates", "empty")}
     settings = plan.settings
     told = {**dc.asdict(settings.options), "deduplicate": settings.deduplicate, "held_out": settings.held_out}
     return Manifest(TokenizerInfo(settings.tokenizer, settings.vocab, settings.end), splits, dropped, told)
@@ -239,3 +242,36 @@ def _locked(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def read_tokenizer(given: str | Path | Tokenizer) -> tuple[str, Tokenizer]:
+    """Return the content of tokenizer.json, and the tokenizer."""
+    if isinstance(given, Tokenizer):
+        return given.to_json(), given
+    path = Path(given)
+    if is_directory(path):
+        return Directory(path).text(TOKENIZER_FILE, TOKENIZER_BYTES), Tokenizer.load(path)
+    if exists(path):
+        if path.name != TOKENIZER_FILE:
+            raise FileError(f"{path}: is not called {TOKENIZER_FILE}; give the directory that holds one")
+        return read_tokenizer(path.parent)
+    if given != BYTES:
+        raise FileError(f"{given}: no such tokenizer; give a directory with a {TOKENIZER_FILE}, or {BYTES!r}")
+    learned = learn("", LEAST)
+    return learned.to_json(), learned
+
+
+def end_token(tokenizer: Tokenizer, given: str | Path | Tokenizer, end: str | None) -> int | None:
+    """Return the id after each document."""
+    if end is not None:
+        return tokenizer.id_of(end) if end else None
+    if (token := tokenizer.engine.token_to_id(END)) is not None:
+        return token
+    declared = None
+    if not isinstance(given, Tokenizer):
+        path = Path(given)
+        where = Directory(path if is_directory(path) else path.parent)
+        declared = where.json(CONFIG_FILE, JSON_BYTES).get("eos_token") if where.has(CONFIG_FILE) else None
+    if (content := special_token(declared)) is None:
+        raise UsageError(f"--end: {CONFIG_FILE} has no eos_token; name the token after each document, or '' for none")
+    return tokenizer.id_of(content)

@@ -23,13 +23,13 @@ from dovetail.base.limits import CHAT_MESSAGES, TEXT_BYTES
 from dovetail.data.rows import kind_of, objects_of, sha256_of, text_of
 from dovetail.disk.untrusted import read_regular
 from dovetail.text.chat import Message
-from dovetail.text.conversation import ANSWERS, Chat, Completion, Example
+from dovetail.text.conversation import ANSWERS, Completion, Conversation, Example
 
 T = TypeVar("T")
 Fields = dict[str, Any]
 
 
-class Row(NamedTuple):
+class TuningRow(NamedTuple):
     """A row of a file: its place (`chats.jsonl:3`), what the model is to say, and the fields of the file."""
 
     where: str
@@ -37,41 +37,41 @@ class Row(NamedTuple):
     fields: Fields
 
 
-class Prompt(NamedTuple):
+class PromptRow(NamedTuple):
     """A prompt to answer, its place and the fields of the file."""
 
     where: str
-    prompt: str | Chat
+    prompt: str | Conversation
     fields: Fields
 
 
-def read_answers(path: Path) -> tuple[list[Row], str]:
+def read_answers(path: Path) -> tuple[list[TuningRow], str]:
     """Read conversations, and prompts with completions; return the rows and the SHA-256 of the file."""
-    return _read(path, lambda where, fields: Row(where, (_answer(where, fields),), fields))
+    return _read(path, lambda where, fields: TuningRow(where, (_answer(where, fields),), fields))
 
 
-def read_preferences(path: Path) -> tuple[list[Row], str]:
+def read_preferences(path: Path) -> tuple[list[TuningRow], str]:
     """Read pairs of a chosen and a rejected answer."""
-    return _read(path, lambda where, fields: Row(where, _pair(where, fields), fields))
+    return _read(path, lambda where, fields: TuningRow(where, _pair(where, fields), fields))
 
 
-def read_judged(path: Path) -> tuple[list[Row], str]:
+def read_judged(path: Path) -> tuple[list[TuningRow], str]:
     """Read answers that are labeled as desirable or not."""
 
-    def judged(where: str, fields: Fields) -> Row:
+    def judged(where: str, fields: Fields) -> TuningRow:
         if not isinstance(fields.get("label"), bool):
             raise FileError(f'{where}: its "label" is {kind_of(fields.get("label"))}; give true or false')
-        return Row(where, (_answer(where, fields),), fields)
+        return TuningRow(where, (_answer(where, fields),), fields)
 
     return _read(path, judged)
 
 
-def read_prompts(path: Path) -> tuple[list[Prompt], str]:
+def read_prompts(path: Path) -> tuple[list[PromptRow], str]:
     """Read prompts."""
 
-    def prompt(where: str, fields: Fields) -> Prompt:
+    def prompt(where: str, fields: Fields) -> PromptRow:
         value = fields.get("prompt")
-        return Prompt(
+        return PromptRow(
             where,
             _chat(where, fields, _messages(where, fields, "prompt"))
             if isinstance(value, list)
@@ -117,12 +117,12 @@ def _behind(where: str, fields: Fields, name: str) -> Example:
     return _chat(where, fields, (*prompt, *_messages(where, fields, name)), len(prompt))
 
 
-def _chat(where: str, fields: Fields, messages: tuple[Message, ...], first: int = 0) -> Chat:
+def _chat(where: str, fields: Fields, messages: tuple[Message, ...], first: int = 0) -> Conversation:
     """Messages with the tools of the row, if it has any."""
     tools = fields.get("tools") or []
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise FileError(f'{where}: its "tools" is not a list of objects; give them as in a request to a server')
-    return Chat(messages, first, tuple(tools))
+    return Conversation(messages, first, tuple(tools))
 
 
 def _messages(where: str, fields: Fields, name: str) -> tuple[Message, ...]:
@@ -140,7 +140,7 @@ def _messages(where: str, fields: Fields, name: str) -> tuple[Message, ...]:
     return tuple(found)
 
 
-def read_rows(path: Path) -> tuple[list[Row], str]:
+def read_rows(path: Path) -> tuple[list[TuningRow], str]:
     """Read a file of answers, of preferences or of judged answers, whichever its first row is."""
     content = read_regular(path, TEXT_BYTES, "a file of rows")
     _, first = next(iter(objects_of(path, content)))

@@ -32,12 +32,12 @@ from numpy.typing import NDArray
 from dovetail.base.errors import FileError
 from dovetail.data.blocks import OpenFiles, Read
 from dovetail.data.manifest import MANIFEST_FILE, TRAIN, Manifest
-from dovetail.data.shards import Shard, check_size, files_of
+from dovetail.data.shards import OpenShard, check_size, files_of
 from dovetail.disk.shape import file_sha256
 from dovetail.disk.untrusted import exists, open_regular
 
 
-class Tokens(ABC):
+class CorpusTokens(ABC):
     """The token ids of a corpus."""
 
     name: str  # for messages
@@ -63,7 +63,7 @@ DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 a
 REMEDY = "restore it, or write the corpus again"
 
 
-class MegatronTokens(Tokens):
+class MegatronTokens(CorpusTokens):
     """A Megatron corpus."""
 
     def __init__(self, prefix: str | Path, *, read: Read = os.pread) -> None:
@@ -134,7 +134,7 @@ def _parsed(data: bytes, path: Path, size: int) -> tuple[np.dtype[Any], NDArray[
 # -- token shards -----------------------------------------------------------------------------------------------------
 
 
-class ShardedTokens(Tokens):
+class ShardedTokens(CorpusTokens):
     """A split of a directory of token shards; its shards form one sequence. Reading is safe in many threads."""
 
     def __init__(self, directory: str | Path, split: str = TRAIN, *, check: bool = True, read: Read = os.pread) -> None:
@@ -145,7 +145,7 @@ class ShardedTokens(Tokens):
         self.tokens, self.documents, self.bytes = self.split.tokens, self.split.documents, self.split.bytes
         self.fingerprint = hashlib.sha256(f"{self.manifest.fingerprint} {split}".encode()).hexdigest()
         self.starts = list(itertools.accumulate((shard.tokens for shard in self.split.shards), initial=0))
-        self.files, self.shards, self.lock = OpenFiles(read=read), dict[int, Shard](), threading.Lock()
+        self.files, self.shards, self.lock = OpenFiles(read=read), dict[int, OpenShard](), threading.Lock()
         if not self.tokens:
             raise FileError(f"{self.name}: holds no tokens; build the data with a larger fraction of them (--held-out)")
         for shard in self.split.shards:
@@ -159,11 +159,11 @@ class ShardedTokens(Tokens):
         parts = [shard.ends(low, high) + first for shard, first, low, high in self._within(start, stop)]
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
-    def _within(self, start: int, stop: int) -> list[tuple[Shard, int, int, int]]:
+    def _within(self, start: int, stop: int) -> list[tuple[OpenShard, int, int, int]]:
         """(shard, its first token, and the part of the window in it) of every shard that the window touches."""
         if not 0 <= start <= stop <= self.tokens:
             raise IndexError(f"{self.name}: tokens {start:,} to {stop:,} of {self.tokens:,}")
-        found, at = list[tuple[Shard, int, int, int]](), bisect.bisect_right(self.starts, start) - 1
+        found, at = list[tuple[OpenShard, int, int, int]](), bisect.bisect_right(self.starts, start) - 1
         while at < len(self.split.shards) and self.starts[at] < stop:
             first, last = self.starts[at], self.starts[at + 1]
             if first < last:
@@ -171,14 +171,14 @@ class ShardedTokens(Tokens):
             at += 1
         return found
 
-    def _shard(self, at: int) -> Shard:
+    def _shard(self, at: int) -> OpenShard:
         with self.lock:
             if at not in self.shards:
-                self.shards[at] = Shard(self.directory, self.split.shards[at], self.manifest.dtype, self.files, self.check)
+                self.shards[at] = OpenShard(self.directory, self.split.shards[at], self.manifest.dtype, self.files, self.check)
             return self.shards[at]
 
 
-def open_tokens(path: str | Path, split: str = TRAIN, *, check: bool = True) -> Tokens:
+def open_tokens(path: str | Path, split: str = TRAIN, *, check: bool = True) -> CorpusTokens:
     """Open a directory of token shards, or the path of a Megatron corpus with or without .bin or .idx.
 
     `check` compares every block with its checksum before its first use; False reads a damaged corpus as it is.

@@ -32,7 +32,7 @@ EXPANSION, SMALL = 100, 1 << 18  # characters per byte of a Parquet file, which 
 
 
 @dc.dataclass(frozen=True)
-class Options:
+class ReadOptions:
     """How documents are found in files."""
 
     field: str = "text"  # of a JSON object, or the column of a table
@@ -46,7 +46,7 @@ class Options:
             raise UsageError("--separator: is compared with whole lines, so it cannot hold a line end; for blank lines give ''")
 
 
-class Span(NamedTuple):
+class ByteSpan(NamedTuple):
     """A part of a file that is read by itself, and how many bytes it has, about."""
 
     start: int
@@ -54,18 +54,18 @@ class Span(NamedTuple):
     size: int
 
 
-class Format(ABC):
+class InputFormat(ABC):
     """A format of input files."""
 
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
 
     @abstractmethod
-    def spans(self, path: Path, size: int, target: int, options: Options) -> list[Span]:
+    def spans(self, path: Path, size: int, target: int, options: ReadOptions) -> list[ByteSpan]:
         """Return spans of about `target` bytes that cover the file."""
 
     @abstractmethod
-    def documents(self, path: Path, start: int, stop: int, options: Options) -> Iterator[str]:
+    def documents(self, path: Path, start: int, stop: int, options: ReadOptions) -> Iterator[str]:
         """Yield the documents of a span."""
 
 
@@ -115,24 +115,24 @@ def _decoded(path: Path, at: int, data: bytes) -> str:
         _fail(path, at, what, error, data.count(b"\n", 0, error.start))
 
 
-def _byte_spans(size: int, target: int) -> list[Span]:
+def _byte_spans(size: int, target: int) -> list[ByteSpan]:
     count = max(1, -(-size // target))
     cuts = [size * i // count for i in range(count + 1)]
-    return [Span(start, stop, stop - start) for start, stop in itertools.pairwise(cuts)]
+    return [ByteSpan(start, stop, stop - start) for start, stop in itertools.pairwise(cuts)]
 
 
 # -- the formats --------------------------------------------------------------------------------------------------------
 
 
-class Text(Format):
+class Text(InputFormat):
     """Plain text in UTF-8; line ends of Windows become those of Unix."""
 
     name, suffixes = "text", (".txt", ".text", ".md")
 
-    def spans(self, path: Path, size: int, target: int, options: Options) -> list[Span]:
-        return _byte_spans(size, target) if options.lines or options.separator is not None else [Span(0, size, size)]
+    def spans(self, path: Path, size: int, target: int, options: ReadOptions) -> list[ByteSpan]:
+        return _byte_spans(size, target) if options.lines or options.separator is not None else [ByteSpan(0, size, size)]
 
-    def documents(self, path: Path, start: int, stop: int, options: Options) -> Iterator[str]:
+    def documents(self, path: Path, start: int, stop: int, options: ReadOptions) -> Iterator[str]:
         if options.lines:
             for line in _lines(path, start):
                 if line.start >= stop:
@@ -173,15 +173,15 @@ class Text(Format):
         return _decoded(path, 0, data).removeprefix("\ufeff").replace("\r\n", "\n")
 
 
-class JsonLines(Format):
+class JsonLines(InputFormat):
     """One JSON object per line."""
 
     name, suffixes = "jsonl", (".jsonl", ".ndjson")
 
-    def spans(self, path: Path, size: int, target: int, options: Options) -> list[Span]:
+    def spans(self, path: Path, size: int, target: int, options: ReadOptions) -> list[ByteSpan]:
         return _byte_spans(size, target)
 
-    def documents(self, path: Path, start: int, stop: int, options: Options) -> Iterator[str]:
+    def documents(self, path: Path, start: int, stop: int, options: ReadOptions) -> Iterator[str]:
         for line in _lines(path, start):
             if line.start >= stop:
                 return
@@ -209,26 +209,26 @@ class JsonLines(Format):
         return value
 
 
-class Parquet(Format):
+class Parquet(InputFormat):
     """One row per document; a span is a range of row groups."""
 
     name, suffixes = "parquet", (".parquet", ".pq")
     ROWS = 1024  # rows decoded at once
 
-    def spans(self, path: Path, size: int, target: int, options: Options) -> list[Span]:
+    def spans(self, path: Path, size: int, target: int, options: ReadOptions) -> list[ByteSpan]:
         with _parquet(path) as file:
             self._check_column(path, file, options.field)
             self._check_size(path, file, options.field)
             sizes = [max(1, file.metadata.row_group(i).total_byte_size) for i in range(file.metadata.num_row_groups)]
-        spans, first, total = list[Span](), 0, 0
+        spans, first, total = list[ByteSpan](), 0, 0
         for number, size_of_group in enumerate(sizes, 1):
             total += size_of_group
             if total >= target or number == len(sizes):
-                spans.append(Span(first, number, total))
+                spans.append(ByteSpan(first, number, total))
                 first, total = number, 0
         return spans
 
-    def documents(self, path: Path, start: int, stop: int, options: Options) -> Iterator[str]:
+    def documents(self, path: Path, start: int, stop: int, options: ReadOptions) -> Iterator[str]:
         with _parquet(path, [options.field]) as file:
             row = sum(file.metadata.row_group(i).num_rows for i in range(start))
             decoded, largest = 0, EXPANSION * max(path.stat().st_size, SMALL)
@@ -250,7 +250,7 @@ class Parquet(Format):
         for i in range(file.metadata.num_row_groups):
             group = file.metadata.row_group(i)
             columns = [group.column(j) for j in range(group.num_columns)]
-            size = sum(one.total_uncompressed_size for one in columns if one.path_in_schema.split(".")[0] == field)
+            size = sum(column.total_uncompressed_size for column in columns if column.path_in_schema.split(".")[0] == field)
             if size > GROUP_BYTES:
                 limit = f"the limit is {GROUP_BYTES:,}; write it with smaller row groups"
                 raise FileError(f"{path}: row group {i} holds {size:,} bytes of {field!r}; {limit}")
@@ -279,10 +279,10 @@ def _parquet(path: Path, dictionaries: Sequence[str] = ()) -> Iterator[Any]:
             raise FileError(f"{path}: cannot be read as Parquet ({str(error)[:200]})") from error
 
 
-FORMATS: dict[str, Format] = {format.name: format for format in (Text(), JsonLines(), Parquet())}
+FORMATS: dict[str, InputFormat] = {format.name: format for format in (Text(), JsonLines(), Parquet())}
 
 
-def format_of(path: Path, name: str | None) -> Format:
+def format_of(path: Path, name: str | None) -> InputFormat:
     """Return the format of a file: the one that is named, else by its suffix."""
     if name is not None:
         if name not in FORMATS:

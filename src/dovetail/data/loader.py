@@ -25,16 +25,16 @@ import numpy as np
 import torch
 
 from dovetail.base.errors import FileError, UsageError
-from dovetail.data.corpora import Tokens
+from dovetail.data.corpora import CorpusTokens
 from dovetail.data.corpus import Batch
-from dovetail.data.stream import Stream, Window, window, windows_of
+from dovetail.data.stream import SampleWindow, Stream, window, windows_of
 from dovetail.nn.layout import Known, TokenLayout
 from dovetail.nn.loss import IGNORED
 
 # -- windows to a batch -----------------------------------------------------------------------------------------------
 
 
-def to_batch(windows: Sequence[Window], *, masks: bool = True, length: int | None = None, first_row: int = 0) -> Batch:
+def to_batch(windows: Sequence[SampleWindow], *, masks: bool = True, length: int | None = None, first_row: int = 0) -> Batch:
     """Return the batch of windows of equal length.
 
     `masks` keeps documents apart; without it a row is one document. `first_row` is the number of windows of the global batch
@@ -183,7 +183,7 @@ def rows_of_rank(batch: int, rank: int, world: int) -> slice:
 
 
 def evaluation(
-    tokens: Tokens, length: int, batch: int, *, most: int | None = None, masks: bool = True, rank: int = 0, world: int = 1
+    tokens: CorpusTokens, length: int, batch: int, *, most: int | None = None, masks: bool = True, rank: int = 0, world: int = 1
 ) -> Iterator[Batch]:
     """Yield the windows of a corpus in order, the same at every call; of more than `most` batches, evenly spaced ones.
 

@@ -42,7 +42,7 @@ class TokenizerInfo:
 
 
 @dc.dataclass(frozen=True)
-class Split:
+class DataSplit:
     """The shards of one split, in order."""
 
     shards: tuple[ShardInfo, ...] = ()
@@ -73,7 +73,7 @@ class Manifest:
     """The content of manifest.json."""
 
     tokenizer: TokenizerInfo
-    splits: Mapping[str, Split]
+    splits: Mapping[str, DataSplit]
     dropped: Mapping[str, int]
     settings: Mapping[str, Any]  # of the build, for people
 
@@ -150,11 +150,11 @@ def _manifest(data: dict[str, Any]) -> Manifest:
     return manifest
 
 
-def _split(name: str, data: Any) -> Split:
+def _split(name: str, data: Any) -> DataSplit:
     _exactly(data, ("documents", "tokens", "bytes", "shards"), name)
     if not isinstance(data["shards"], list):
         raise _Invalid(f"{name}.shards is not a list")
-    split = Split(tuple(_shard(name, number, shard) for number, shard in enumerate(data["shards"])))
+    split = DataSplit(tuple(_shard(name, number, shard) for number, shard in enumerate(data["shards"])))
     names = [shard.name for shard in split.shards]
     if len(set(names)) < len(names):
         raise _Invalid(f"{name}: a shard is listed twice")

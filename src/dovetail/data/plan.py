@@ -18,7 +18,7 @@ from typing import Any
 
 from dovetail.base.errors import FileError, UsageError
 from dovetail.base.limits import MB
-from dovetail.data.formats import FORMATS, Options, format_of
+from dovetail.data.formats import FORMATS, ReadOptions, format_of
 from dovetail.disk.untrusted import exists, problem
 
 BYTES = "bytes"  # the name of the tokenizer with one token per byte
@@ -30,19 +30,19 @@ PLAN_KEYS = ("dovetail_build", "settings", "sources", "units")
 
 
 @dc.dataclass(frozen=True)
-class Settings:
+class BuildSettings:
     """What determines the result, beside the inputs."""
 
     tokenizer: str  # the SHA-256 of tokenizer.json
     vocab: int
     end: int | None  # the id behind each document
-    options: Options
+    options: ReadOptions
     deduplicate: bool
     held_out: float  # the fraction of documents
 
 
 @dc.dataclass(frozen=True)
-class Piece:
+class FileSpan:
     """A span of a file."""
 
     path: str
@@ -50,7 +50,7 @@ class Piece:
     start: int
     stop: int
 
-    def documents(self, options: Options) -> Iterator[str]:
+    def documents(self, options: ReadOptions) -> Iterator[str]:
         """Yield its documents."""
         return FORMATS[self.format].documents(Path(self.path), self.start, self.stop, options)
 
@@ -59,7 +59,7 @@ class Piece:
 class Unit:
     """Pieces that one worker turns into one shard per split."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[FileSpan, ...]
     size: int  # bytes of input, about
 
 
@@ -67,7 +67,7 @@ class Unit:
 class BuildPlan:
     """The units of a build."""
 
-    settings: Settings
+    settings: BuildSettings
     sources: tuple[tuple[str, int, int], ...]  # path, bytes and time of the last change of each file
     units: tuple[Unit, ...]
 
@@ -79,10 +79,10 @@ class BuildPlan:
     def from_json(text: str) -> BuildPlan:
         """Read what `to_json` wrote."""
         data = json.loads(text)
-        options = Options(**data["settings"].pop("options"))
-        units = (Unit(tuple(Piece(**piece) for piece in unit["pieces"]), unit["size"]) for unit in data["units"])
+        options = ReadOptions(**data["settings"].pop("options"))
+        units = (Unit(tuple(FileSpan(**piece) for piece in unit["pieces"]), unit["size"]) for unit in data["units"])
         sources = tuple((path, size, changed) for path, size, changed in data["sources"])
-        return BuildPlan(Settings(**data["settings"], options=options), sources, tuple(units))
+        return BuildPlan(BuildSettings(**data["settings"], options=options), sources, tuple(units))
 
     @property
     def bytes(self) -> int:
@@ -128,19 +128,19 @@ def expand(inputs: Sequence[str | Path]) -> list[Path]:
     return list(found)
 
 
-def make_plan(files: Sequence[Path], settings: Settings, format: str | None = None) -> BuildPlan:
+def make_plan(files: Sequence[Path], settings: BuildSettings, format: str | None = None) -> BuildPlan:
     """Cut files into units."""
     formats = [format_of(path, format) for path in files]
     sources = tuple((str(path), *size_and_time(path)) for path in files)
     total = sum(size for _, size, _ in sources)
     target = max(min(max(total // UNITS, UNIT_BYTES[0]), UNIT_BYTES[1]), total // MOST_UNITS)
-    units, pieces, size = list[Unit](), list[Piece](), 0
+    units, pieces, size = list[Unit](), list[FileSpan](), 0
     for path, kind, (name, length, _) in zip(files, formats, sources, strict=True):
         for span in kind.spans(path, length, target, settings.options):
             if pieces and size + span.size > target * 3 // 2:
                 units.append(Unit(tuple(pieces), size))
                 pieces, size = [], 0
-            pieces.append(Piece(name, kind.name, span.start, span.stop))
+            pieces.append(FileSpan(name, kind.name, span.start, span.stop))
             size += span.size
     if pieces:
         units.append(Unit(tuple(pieces), size))

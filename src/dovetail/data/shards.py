@@ -121,7 +121,7 @@ def index_bytes(itemsize: int, tokens: int, crcs: list[int], ends: array.array[i
 # -- reading ------------------------------------------------------------------------------------------------------------
 
 
-class Shard:
+class OpenShard:
     """An open shard; positions are counted from its first token."""
 
     def __init__(self, directory: Path, info: ShardInfo, dtype: np.dtype[Any], files: OpenFiles, check: bool = True) -> None:

@@ -2,11 +2,11 @@
 
     corpus     e0 e1 e2 e3 e4 e5 e6 e7 e8 …     window w is `length` tokens from w·length, and the one behind them as a label
     epoch      each window once, in the order of a permutation keyed by seed, epoch and corpus
-    sample i   i → source and number within it (Choice) → epoch and index → window (Permutation)
+    sample i   i → source and number within it (SourceChoice) → epoch and index → window (Permutation)
 
     Permutation   a Feistel network of 8 rounds over ⌈log₂ size⌉ bits      (l, r) → (r, l ⊕ F(r, key))
                   a result outside 0 … size − 1 goes through it again until it is inside (cycle walking)
-    Choice        sample i is from the source whose interval holds frac(i·φ): [0, w₀), [w₀, w₀ + w₁), …
+    SourceChoice  sample i is from the source whose interval holds frac(i·φ): [0, w₀), [w₀, w₀ + w₁), …
                   among the first n samples, source k has n·w_k of them up to a few, for every n
 
 φ is the golden ratio, in 64-bit integers; the number of earlier samples of a source is a sum of floors, in O(log) steps. The
@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.base.errors import FileError, UsageError
-from dovetail.data.corpora import Tokens
+from dovetail.data.corpora import CorpusTokens
 
 # -- the order of samples ---------------------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-class Choice:
+class SourceChoice:
     """Which source each sample is from, and how many samples of that source are before it."""
 
     def __init__(self, weights: Sequence[float]) -> None:
@@ -121,7 +121,7 @@ def floor_sum(n: int, m: int, a: int, b: int) -> int:
 # -- samples ----------------------------------------------------------------------------------------------------------
 
 
-class Window(NamedTuple):
+class SampleWindow(NamedTuple):
     """The tokens of one sample."""
 
     ids: NDArray[np.int64]  # (length + 1,)
@@ -131,13 +131,13 @@ class Window(NamedTuple):
 class Stream:
     """An endless sequence of samples of `length` tokens, from a corpus or from (corpus, weight) pairs."""
 
-    def __init__(self, sources: Tokens | Sequence[tuple[Tokens, float]], length: int, seed: int = 0) -> None:
+    def __init__(self, sources: CorpusTokens | Sequence[tuple[CorpusTokens, float]], length: int, seed: int = 0) -> None:
         if length < 1:
             raise UsageError(f"length: {length} is not above 0")
-        pairs = [(sources, 1.0)] if isinstance(sources, Tokens) else list(sources)
+        pairs = [(sources, 1.0)] if isinstance(sources, CorpusTokens) else list(sources)
         self.sources, self.length, self.seed = [tokens for tokens, _ in pairs], length, seed
         self.weights = [float(weight) for _, weight in pairs]
-        self.choice = Choice(self.weights)
+        self.choice = SourceChoice(self.weights)
         self.sizes = [windows_of(tokens, length) for tokens in self.sources]  # samples per epoch of each source
 
     @functools.cached_property
@@ -147,11 +147,11 @@ class Stream:
         data = json.dumps([corpora, self.weights, self.length, self.seed])
         return hashlib.sha256(data.encode()).hexdigest()
 
-    def sample(self, number: int) -> Window:
+    def sample(self, number: int) -> SampleWindow:
         """Return one sample."""
         return self.samples(number, 1)[0]
 
-    def samples(self, first: int, count: int) -> list[Window]:
+    def samples(self, first: int, count: int) -> list[SampleWindow]:
         """Return the samples first, first + 1, …"""
         source, start = self.places(first, count)
         return [window(self.sources[s], at, self.length) for s, at in zip(source.tolist(), start.tolist(), strict=True)]
@@ -176,7 +176,7 @@ class Stream:
         return Permutation(self.sizes[which], f"{self.seed} {epoch} {self.sources[which].fingerprint}")
 
 
-def windows_of(tokens: Tokens, length: int) -> int:
+def windows_of(tokens: CorpusTokens, length: int) -> int:
     """Return the number of whole windows of a corpus; raise FileError where there is none."""
     count = (tokens.tokens - 1) // length
     if count < 1:
@@ -184,7 +184,7 @@ def windows_of(tokens: Tokens, length: int) -> int:
     return count
 
 
-def window(tokens: Tokens, start: int, length: int) -> Window:
+def window(tokens: CorpusTokens, start: int, length: int) -> SampleWindow:
     """Return `length` tokens and the one behind them."""
     ids = tokens.read(start, start + length + 1).astype(np.int64)
-    return Window(ids, np.unique(tokens.ends(start, start + length) - start))
+    return SampleWindow(ids, np.unique(tokens.ends(start, start + length) - start))

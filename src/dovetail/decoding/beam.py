@@ -94,11 +94,11 @@ def _candidates(logprobs: Tensor, running: Sequence[Beam], count: int) -> list[B
     """The best continuations by one token, from log-probs (beams, vocab); each in the row of the beam that it continues."""
     scores = logprobs + torch.tensor([beam.score for beam in running], device=logprobs.device)[:, None]
     best = scores.flatten().topk(min(count, scores.numel()))
-    found: list[Beam] = []
+    result: list[Beam] = []
     for score, index in zip(best.values.tolist(), best.indices.tolist(), strict=True):
         beam, token = running[index // logprobs.shape[1]], index % logprobs.shape[1]
-        found.append(Beam((*beam.tokens, token), score, beam.row))
-    return found
+        result.append(Beam((*beam.tokens, token), score, beam.row))
+    return result
 
 
 def _place(pool: Pool, best: Sequence[Beam], rows: int) -> list[Beam]:

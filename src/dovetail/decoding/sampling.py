@@ -146,9 +146,9 @@ def sample_tokens(
     logits: Tensor, samplings: Sequence[Sampling], prompts: Sequence[Sequence[int]], generated: Sequence[Sequence[int]]
 ) -> list[int]:
     """The next token of each row, from logits (rows, vocab) in float32; prompts[i] and generated[i] are its tokens so far."""
-    if all(one.temperature == 0 and not one.adjusts for one in samplings):
+    if all(sampling.temperature == 0 and not sampling.adjusts for sampling in samplings):
         return most_probable(logits)
-    drawn = uniforms([one.seed for one in samplings], [len(tokens) for tokens in generated])
+    drawn = uniforms([sampling.seed for sampling in samplings], [len(tokens) for tokens in generated])
     rows = zip(logits, samplings, prompts, generated, drawn, strict=True)
     return [_sample(adjusted(row, how, prompt, made), how, u) for row, how, prompt, made, u in rows]
 

@@ -22,7 +22,7 @@ from dovetail.base.errors import SpecError
 from dovetail.experiments.design import BASE, MATCHES, PROBED, ArmDesign, LabDesign
 from dovetail.experiments.ladder import Rung, rungs
 from dovetail.files.spec import changed
-from dovetail.hf.load import find_spec
+from dovetail.hf.origin import find_spec
 from dovetail.model.model import Model
 from dovetail.spec.check import check
 from dovetail.spec.fold import parameters

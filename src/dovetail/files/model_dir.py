@@ -38,7 +38,7 @@ from dovetail.weights.quantization.recipe import recipe_of, recipe_yaml
 SHARD = 5 * 2**30  # bytes per file of weights
 
 
-class Piece(NamedTuple):
+class LazyTensors(NamedTuple):
     """Tensors that are computed together: their names, shapes and dtypes (on meta, if need be), and a function that returns
     them."""
 
@@ -62,11 +62,11 @@ def save(
     )
 
 
-def own_pieces(tensors: Mapping[str, Tensor]) -> list[Piece]:
+def own_pieces(tensors: Mapping[str, Tensor]) -> list[LazyTensors]:
     """Return one piece per tensor."""
 
-    def piece(one: dict[str, Tensor]) -> Piece:
-        return Piece(one, lambda: one)
+    def piece(one: dict[str, Tensor]) -> LazyTensors:
+        return LazyTensors(one, lambda: one)
 
     return [piece({path: tensor}) for path, tensor in tensors.items()]
 
@@ -85,7 +85,7 @@ def model_files(model: nn.Module, spec: Model, beside: Mapping[str, str | bytes]
 
 def write_directory(
     directory: str | Path,
-    pieces: Sequence[Piece],
+    pieces: Sequence[LazyTensors],
     beside: Mapping[str, bytes],
     *,
     shard: int = SHARD,
@@ -119,7 +119,7 @@ def _link(source: str | Path, target: str | Path) -> None:
         shutil.copy2(source, target, follow_symlinks=False)
 
 
-def _write_weights(place: Path, pieces: Sequence[Piece], shard: int, target: Path) -> None:
+def _write_weights(place: Path, pieces: Sequence[LazyTensors], shard: int, target: Path) -> None:
     """Write one file, or several with an index. `target` is the directory that errors name."""
     groups = _shards(pieces, shard)
     files = [f"model-{i + 1:05}-of-{len(groups):05}.safetensors" for i in range(len(groups))]
@@ -134,8 +134,8 @@ def _write_weights(place: Path, pieces: Sequence[Piece], shard: int, target: Pat
         (place / INDEX_FILE).write_text(json.dumps(index, indent=2), encoding="utf-8")
 
 
-def _shards(pieces: Sequence[Piece], shard: int) -> list[list[Piece]]:
-    groups: list[list[Piece]] = [[]]
+def _shards(pieces: Sequence[LazyTensors], shard: int) -> list[list[LazyTensors]]:
+    groups: list[list[LazyTensors]] = [[]]
     size = 0
     for piece in pieces:
         if groups[-1] and size + _size(piece) > shard:
@@ -146,11 +146,11 @@ def _shards(pieces: Sequence[Piece], shard: int) -> list[list[Piece]]:
     return groups
 
 
-def _size(piece: Piece) -> int:
+def _size(piece: LazyTensors) -> int:
     return sum(tensor.nbytes for tensor in piece.layout.values())
 
 
-def _finite(pieces: Iterable[Piece], target: Path) -> Iterator[tuple[str, Tensor]]:
+def _finite(pieces: Iterable[LazyTensors], target: Path) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of the pieces; raise FileError at the first that holds NaN or infinity."""
     for piece in pieces:
         for name, tensor in piece.make().items():

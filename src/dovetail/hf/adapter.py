@@ -15,7 +15,7 @@ from dovetail.base.limits import CONFIG_BYTES
 from dovetail.decoding.generation import check_generates
 from dovetail.disk.model_files import ADAPTER_FILE, INDEX_FILE, PEFT_CONFIG, PEFT_WEIGHTS, WEIGHTS_FILE
 from dovetail.disk.untrusted import Directory
-from dovetail.hf.load import origin
+from dovetail.hf.origin import origin
 from dovetail.hf.peft import read_peft
 from dovetail.hf.write import imported_config
 from dovetail.model.model import Model, ModelModule

@@ -31,7 +31,7 @@ from dovetail.spec.part import KINDS, from_data
 AROUND, PLACED, EVERY, ONE, OF_A_KIND = range(5)
 
 
-class Setting(NamedTuple):
+class FieldValue(NamedTuple):
     """One value for one path pattern, and the field of the dialect that set it."""
 
     field: Field
@@ -85,11 +85,11 @@ def _depth_ahead(config: Config, dialect: Dialect) -> int:
     return count
 
 
-def settings_of(config: Config, dialect: Dialect, form: Form) -> list[Setting]:
+def settings_of(config: Config, dialect: Dialect, form: Form) -> list[FieldValue]:
     """The settings of all fields, in the dialect's order. Raises SpecError where two fields set one path differently."""
     fields = (*dialect.fields, *form.fields)
-    settings = [Setting(field, *setting) for field in fields for setting in field.from_hf(config).items()]
-    first: dict[str, Setting] = {}
+    settings = [FieldValue(field, *setting) for field in fields for setting in field.from_hf(config).items()]
+    first: dict[str, FieldValue] = {}
     for setting in settings:
         other = first.setdefault(setting.path, setting)
         if other.value != setting.value:
@@ -117,7 +117,7 @@ def _depth(config: Config, field: str) -> int:
     return count
 
 
-def _applied(spec: Model, config: Config, settings: Sequence[Setting], reach: int) -> Model:
+def _applied(spec: Model, config: Config, settings: Sequence[FieldValue], reach: int) -> Model:
     """The spec after the settings of one reach."""
     layers = list(spec.layers)
     for setting in settings:

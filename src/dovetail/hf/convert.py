@@ -66,7 +66,7 @@ class Transpose(Conversion):
     """Transposed matrices; vectors are unchanged."""
 
     def to_hf(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [one.transpose(-1, -2).contiguous() if one.dim() > 1 else one for one in tensors]
+        return [tensor.transpose(-1, -2).contiguous() if tensor.dim() > 1 else tensor for tensor in tensors]
 
     def from_hf(self, hf_tensors: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
         return self.to_hf(hf_tensors)
@@ -98,7 +98,7 @@ class Interleave(Conversion):
 
     def to_hf(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         count = self.count or tensors[0].shape[self.dim]
-        pieces = [one.unflatten(self.dim, (count, -1)) for one in tensors]
+        pieces = [tensor.unflatten(self.dim, (count, -1)) for tensor in tensors]
         return [torch.cat(pieces, self.dim + 1).flatten(self.dim, self.dim + 1)]
 
     def from_hf(self, hf_tensors: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
@@ -119,7 +119,7 @@ class Unstack(Conversion):
         return [one.contiguous() for one in stack]
 
     def from_hf(self, hf_tensors: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
-        odd = [one for one in hf_tensors if one.shape != hf_tensors[0].shape]
+        odd = [hf_tensor for hf_tensor in hf_tensors if hf_tensor.shape != hf_tensors[0].shape]
         return odd or [torch.stack(list(hf_tensors))]
 
 
@@ -130,10 +130,10 @@ class Unsqueeze(Conversion):
     dim: int = 1
 
     def to_hf(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [one.unsqueeze(self.dim) for one in tensors]
+        return [tensor.unsqueeze(self.dim) for tensor in tensors]
 
     def from_hf(self, hf_tensors: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
-        return [one.squeeze(self.dim) for one in hf_tensors]
+        return [hf_tensor.squeeze(self.dim) for hf_tensor in hf_tensors]
 
 
 @dc.dataclass(frozen=True)

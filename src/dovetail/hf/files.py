@@ -25,7 +25,7 @@ from dovetail.text.tokenizer import Tokenizer
 CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")  # of a config
 
 
-class Context(NamedTuple):
+class ContextLength(NamedTuple):
     """The context length that a config states."""
 
     tokens: int
@@ -46,7 +46,7 @@ def stored_dtype(directory: str | Path) -> torch.dtype | None:
     return counts.most_common(1)[0][0] if counts else None
 
 
-def context_length(directory: str | Path) -> Context | None:
+def context_length(directory: str | Path) -> ContextLength | None:
     """Return the context length of the directory's config, or of the config it was imported with."""
     where = Directory(directory)
     name = next((name for name in (CONFIG_FILE, KEPT_CONFIG) if where.has(name)), None)
@@ -54,7 +54,7 @@ def context_length(directory: str | Path) -> Context | None:
     for field in CONTEXT_FIELDS:
         value = config.get(field)
         if type(value) is int and value > 0:
-            return Context(value, field)
+            return ContextLength(value, field)
     return None
 
 

@@ -173,11 +173,11 @@ class RotaryByType(Field):
         for name, value in (("rope_parameters", ropes), ("rope_scaling", scaling)):
             if not isinstance(value, Mapping):
                 raise SpecError(f"config.{name}", f"{value!r} is not a mapping")
-        found: Settings = {}
+        result: Settings = {}
         for i, word in enumerate(self.types.types(config)):
             field, base = self.bases[word]
             old = {"rope_theta": config.get(field, base), **(scaling if word in self.scaled else {})}
-            found |= Rotary(f"layers.{i}.mixer.position").from_hf(
+            result |= Rotary(f"layers.{i}.mixer.position").from_hf(
                 {"rope_parameters": ropes.get(word) or old, LENGTH: config.get(LENGTH)}
             )
-        return found
+        return result

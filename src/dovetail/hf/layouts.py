@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from dovetail.base.errors import SpecError, UsageError, names_or_nearest
-from dovetail.files.model_dir import Piece
+from dovetail.files.model_dir import LazyTensors
 from dovetail.hf.convert import IDENTITY
 from dovetail.hf.packed import AWQ_ORDER, pack_words
 from dovetail.hf.tensors import Move
@@ -100,7 +100,7 @@ def _settings(format: Format, path: str) -> tuple[str, dict[str, Any]]:
     )
 
 
-def packed_pieces(moves: Sequence[Move], pieces: Sequence[Piece], leaves: Leaves, write: Write) -> list[Piece]:
+def packed_pieces(moves: Sequence[Move], pieces: Sequence[LazyTensors], leaves: Leaves, write: Write) -> list[LazyTensors]:
     """The pieces of an export, with the tensors that `write` makes in place of the dense W of each quantized leaf."""
     made = []
     for move, piece in zip(moves, pieces, strict=True):
@@ -119,11 +119,11 @@ def packed_pieces(moves: Sequence[Move], pieces: Sequence[Piece], leaves: Leaves
     return made
 
 
-def _piece(stem: str, path: str, leaf: QuantizedLeaf, write: Write) -> Piece:
+def _piece(stem: str, path: str, leaf: QuantizedLeaf, write: Write) -> LazyTensors:
     def make() -> dict[str, Tensor]:
         return {stem + name: tensor for name, tensor in write(path, leaf).items()}
 
-    return Piece({name: tensor.to("meta") for name, tensor in make().items()}, make)
+    return LazyTensors({name: tensor.to("meta") for name, tensor in make().items()}, make)
 
 
 def compressed_tensors(path: str, leaf: QuantizedLeaf) -> dict[str, Tensor]:
@@ -222,7 +222,7 @@ def _parts(path: str, leaf: QuantizedLeaf, layout: str) -> tuple[Tensor, Tensor,
     return leaf.format.codes(tensors, leaf.shape[-1]), zero, scale
 
 
-class Layout(NamedTuple):
+class QuantizedLayout(NamedTuple):
     """How a library holds weights of fewer bits; both functions raise SpecError with the path of what it cannot hold."""
 
     config: Callable[[Model, Sequence[Move], Leaves], dict[str, Any]]  # the quantization_config
@@ -230,14 +230,14 @@ class Layout(NamedTuple):
 
 
 DEFAULT = "compressed-tensors"
-LAYOUTS: dict[str, Layout] = {
-    DEFAULT: Layout(quantization_config, compressed_tensors),
-    "gptq": Layout(gptq_config, gptq_tensors),
-    "awq": Layout(awq_config, awq_tensors),
+LAYOUTS: dict[str, QuantizedLayout] = {
+    DEFAULT: QuantizedLayout(quantization_config, compressed_tensors),
+    "gptq": QuantizedLayout(gptq_config, gptq_tensors),
+    "awq": QuantizedLayout(awq_config, awq_tensors),
 }
 
 
-def layout_named(name: str) -> Layout:
+def layout_named(name: str) -> QuantizedLayout:
     """The layout of a name; UsageError for an unknown one."""
     if name not in LAYOUTS:
         raise UsageError(f"--layout {name}: no such layout; {names_or_nearest(name, LAYOUTS, 'layouts')}")

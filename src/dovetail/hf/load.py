@@ -1,15 +1,9 @@
 """Load the model of a directory: ours (`dovetail.yaml`) or in Hugging Face layout (`config.json`).
 
-    dovetail.yaml  config.json    the spec                       the names of the tensors
-         yes           –          dovetail.yaml                  our paths
-          –           yes         described by config.json       those of config.json's family
-         yes          yes         both, which must agree         those of config.json's family
-          any    of our own type  in config.json                 our paths
-
-The spec is read first, as plain data; then the headers of the weight files; then the two are compared; only then is memory
-allocated. Weight files are memory-mapped: a tensor with the same layout as ours takes no memory of its own until it is written
-to. A tensor that a family lays out differently is copied, one at a time. Do not change such a file in place while the model is
-in use; replacing it, as `save` does, is safe.
+The spec is read first, as plain data (hf/origin.py); then the headers of the weight files; then the two are compared; only
+then is memory allocated. Weight files are memory-mapped: a tensor with the same layout as ours takes no memory of its own until
+it is written to. A tensor that a family lays out differently is copied, one at a time. Do not change such a file in place while
+the model is in use; replacing it, as `save` does, is safe.
 """
 
 from __future__ import annotations
@@ -24,28 +18,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dovetail.base.errors import FileError, SpecError
-from dovetail.base.limits import CONFIG_BYTES, CONSTANT_VALUES, SPEC_BYTES
-from dovetail.disk.model_files import (
-    ADAPTER_FILE,
-    CONFIG_FILE,
-    INDEX_FILE,
-    PEFT_CONFIG,
-    QUANTIZATION_FILE,
-    RUN_FILE,
-    SPEC_FILE,
-    WEIGHTS_FILE,
-)
+from dovetail.base.errors import FileError
+from dovetail.base.limits import CONSTANT_VALUES, SPEC_BYTES
+from dovetail.disk.model_files import ADAPTER_FILE, INDEX_FILE, PEFT_CONFIG, QUANTIZATION_FILE, RUN_FILE, WEIGHTS_FILE
 from dovetail.disk.replace import set_aside
 from dovetail.disk.tensors import TensorFile
 from dovetail.disk.untrusted import PICKLES, Directory, pickle_refusal
-from dovetail.files.spec import from_mapping, from_yaml, load_spec
 from dovetail.hf.dialect import DIALECTS
-from dovetail.hf.hf import form_of, from_hf
-from dovetail.hf.own_config import is_own, spec_of
+from dovetail.hf.hf import form_of
+from dovetail.hf.origin import origin, tensor_index
 from dovetail.hf.quantized import split_quantization
-from dovetail.hf.resolved import differences, explicit, untrained
-from dovetail.hf.tensors import Dropped, ImportPlan, count_ahead, warn_dropped
+from dovetail.hf.tensors import Dropped, ImportPlan, warn_dropped
 from dovetail.model.construction import on_meta, set_constants, tie
 from dovetail.model.model import Model
 from dovetail.model.transformer import Transformer
@@ -59,16 +42,6 @@ from dovetail.weights.quantization.recipe import Recipe, candidates, open_leaves
 NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # what a weight may be in
 
 Watch = Callable[[int, int], None]  # (bytes read, bytes in all)
-
-
-SpecLike = Model | str | Path | Mapping[str, Any]  # what `find_spec` takes
-
-
-class Origin(NamedTuple):
-    """The spec of a directory, and its config if its tensors have the names of a Hugging Face family."""
-
-    spec: Model
-    config: Mapping[str, Any] | None
 
 
 class Loaded(NamedTuple):
@@ -131,78 +104,11 @@ def opened(directory: str | Path, watch: Watch | None = None, *, dense: bool = T
             yield Opened(spec, _floating(tensors, packed), dropped, dtype, recipe)
 
 
-def origin(where: Directory) -> Origin:
-    """Read the spec of a directory, and the config if it has one."""
-    own = from_yaml(where.text(SPEC_FILE, SPEC_BYTES), str(where.place / SPEC_FILE)) if where.has(SPEC_FILE) else None
-    if not where.has(CONFIG_FILE):
-        if own is None:
-            raise FileError(f"{where.place}: holds neither {CONFIG_FILE} nor {SPEC_FILE}")
-        return Origin(own, None)
-    config = where.json(CONFIG_FILE, CONFIG_BYTES)
-    own_type = is_own(config)
-    config = config if own_type else _as_stored(config, where)
-    described = (spec_of if own_type else _read_config)(config, where.place / CONFIG_FILE)
-    if own is None:
-        return Origin(described, None if own_type else config)
-    for path, ours, theirs in differences(explicit(untrained(own, described)), explicit(described)):
-        raise FileError(f"{where.place}: {path} is {ours} in {SPEC_FILE} and {theirs} in {CONFIG_FILE}; remove one of them")
-    return Origin(own, None if own_type else config)
-
-
-def _as_stored(config: Mapping[str, Any], where: Directory) -> Mapping[str, Any]:
-    """The config with the number of depths of multi-token prediction that the files have, where there are files."""
-    dialect = DIALECTS.get(str(config.get("model_type")))
-    if dialect is None or dialect.ahead is None or not (where.has(WEIGHTS_FILE) or where.has(INDEX_FILE)):
-        return config
-    if where.has(WEIGHTS_FILE):
-        with TensorFile(where.path(WEIGHTS_FILE), where.place / WEIGHTS_FILE) as file:
-            return count_ahead(config, dialect, file.entries)
-    return count_ahead(config, dialect, _index(where))
-
-
-def find_spec(name: SpecLike) -> Model:
-    """A spec from whatever names or holds one: a preset's name, a .yaml file or a model directory of either layout (a path
-    takes precedence over a name), YAML text, a mapping of plain data, or a spec."""
-    if isinstance(name, Model):
-        return name
-    if isinstance(name, Mapping):
-        return from_mapping(name)
-    if isinstance(name, str) and is_yaml(name):
-        return from_yaml(name)
-    path = Path(name)
-    if path.is_dir() or (path.is_file() and path.suffix in PICKLES):  # a pickle is refused with the reason
-        return origin(Directory(path)).spec
-    return load_spec(name)
-
-
-def is_yaml(name: str | Path) -> bool:
-    """Whether a string is YAML text rather than a name or a path."""
-    return isinstance(name, str) and ("\n" in name or ": " in name) and not _exists(Path(name))
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # longer than a name may be, as YAML text is; or with a NUL
-        return False
-
-
 def _directory(directory: str | Path) -> Directory:
-    place = Path(directory)
-    if aside := set_aside(place):
-        raise FileError(f"{place.absolute()}: no such directory; a replacement was interrupted; rename {aside} to restore it")
-    return Directory(place)
-
-
-def _read_config(config: Mapping[str, Any], file: Path) -> Model:
-    if config.get("auto_map"):
-        remedy = f"take auto_map out to read it as a plain {str(config.get('model_type'))[:60]}"
-        raise FileError(f"{file}: auto_map names code to be run; nothing in a model directory is run here; {remedy}")
-    try:
-        return from_hf(split_quantization(config)[0])
-    except SpecError as error:
-        path = error.path.removeprefix("config").removeprefix(".")
-        raise SpecError(f"{file}: {path[:200]}" if path else str(file), error.problem[:500], error.remedy[:500]) from error
+    path = Path(directory)
+    if aside := set_aside(path):
+        raise FileError(f"{path.absolute()}: no such directory; a replacement was interrupted; rename {aside} to restore it")
+    return Directory(path)
 
 
 # -- files ----------------------------------------------------------------------------------------------------------
@@ -225,29 +131,18 @@ def open_weights(where: Directory, stack: contextlib.ExitStack) -> dict[str, Ten
             if name.endswith(PICKLES):
                 raise FileError(pickle_refusal(where.place / name))
         raise FileError(f"{where.place}: {_without_weights(where)}")
-    index = {} if where.has(WEIGHTS_FILE) else _index(where)
-    found: dict[str, TensorFile] = {}
+    index = {} if where.has(WEIGHTS_FILE) else tensor_index(where)
+    result: dict[str, TensorFile] = {}
     for name in dict.fromkeys(index.values()) or (WEIGHTS_FILE,):
         file = stack.enter_context(TensorFile(where.path(name), where.place / name))
         for tensor in sorted(file.entries, key=lambda tensor: file.entries[tensor].start):
-            if tensor in found:
-                raise FileError(f"{file.shown}: {tensor} is in {found[tensor].shown.name} as well")
-            found[tensor] = file
+            if tensor in result:
+                raise FileError(f"{file.shown}: {tensor} is in {result[tensor].shown.name} as well")
+            result[tensor] = file
     for tensor, name in index.items():
-        if tensor not in found or found[tensor].shown.name != name:
+        if tensor not in result or result[tensor].shown.name != name:
             raise FileError(f"{where.place / INDEX_FILE}: {tensor} is not in {name}")
-    return found
-
-
-def _index(where: Directory) -> dict[str, str]:
-    """The name of the file of each tensor."""
-    weight_map = where.json(INDEX_FILE).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise FileError(f"{where.place / INDEX_FILE}: weight_map is not a mapping of tensors to files")
-    for tensor, name in weight_map.items():
-        if not isinstance(name, str) or not name.endswith(".safetensors"):
-            raise FileError(f"{where.place / INDEX_FILE}: weight_map.{tensor[:200]} names no file of safetensors")
-    return weight_map
+    return result
 
 
 def _check_size(where: Directory, spec: Model, files: Mapping[str, TensorFile]) -> None:

@@ -20,7 +20,7 @@ import torch
 
 from dovetail.base.errors import FileError
 from dovetail.disk.model_files import CONFIG_FILE, KEPT_CONFIG
-from dovetail.files.model_dir import Piece, spec_and, write_directory
+from dovetail.files.model_dir import LazyTensors, spec_and, write_directory
 from dovetail.files.spec import from_mapping
 from dovetail.model.model import Model
 from dovetail.spec.fold import declared, position_limit, states
@@ -79,7 +79,7 @@ def _heads(spec: Model) -> dict[str, int]:
 
 
 def write_own_config(
-    spec: Model, weights: Sequence[Piece], out: str | Path, carried: Mapping[str, bytes], kept: Mapping[str, Any]
+    spec: Model, weights: Sequence[LazyTensors], out: str | Path, carried: Mapping[str, bytes], kept: Mapping[str, Any]
 ) -> int:
     """Write a model with a config of ours, and return the number of its tensors. `weights` has one weight of the spec per
     piece; `carried` are the files beside the weights, `kept` is the config that the model was imported with."""

@@ -67,10 +67,10 @@ def _trained(model: ModelModule, seed: int) -> tuple[bool, Opinion]:
     optimizer = torch.optim.Adam(model.parameters(), RATE)
     opinion = Opinion(0.0, 0.0, 0)
     for step in range(MOST_STEPS + 1):
-        inputs = Inputs.random(spec, seed, step)
+        inputs = RandomInputs.random(spec, seed, step)
         if step % EVERY == 0:
             for size, safety in (EXAMINED, CONFIRMED):
-                fresh = Inputs.random(spec, seed, -1 - step, *size)
+                fresh = RandomInputs.random(spec, seed, -1 - step, *size)
                 opinion, right = examine(model, fresh, target, step)
                 if not (right and opinion.margin >= safety * opinion.rounding):
                     break
@@ -119,14 +119,14 @@ def halve_branches(model: ModelModule) -> None:
 
 
 @dc.dataclass(frozen=True)
-class Inputs:
+class RandomInputs:
     """Random tokens, and a random source for an encoder."""
 
     tokens: Tensor
     source: Tensor | None
 
     @classmethod
-    def random(cls, spec: Model, seed: int, index: int, batch: int = BATCH, length: int = LENGTH) -> Inputs:
+    def random(cls, spec: Model, seed: int, index: int, batch: int = BATCH, length: int = LENGTH) -> RandomInputs:
         """Tokens (batch, length), a function of (seed, index)."""
         draws = generator(seed, f"tokens {index}")
         tokens = torch.randint(spec.vocab, (batch, length), generator=draws)
@@ -147,7 +147,7 @@ def _whole(tokens: Tensor) -> TokenLayout:
 
 
 @torch.no_grad()
-def examine(model: ModelModule, inputs: Inputs, target: Tensor, steps: int) -> tuple[Opinion, bool]:
+def examine(model: ModelModule, inputs: RandomInputs, target: Tensor, steps: int) -> tuple[Opinion, bool]:
     """The least margin of the top-1 token and the rounding of bfloat16; and whether every top-1 token is the one intended."""
     logits, rounded = inputs.run(model), inputs.run(in_bfloat16(model)).to(torch.float32)
     best, tokens = logits.topk(2, -1)

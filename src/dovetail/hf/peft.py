@@ -63,8 +63,8 @@ def write_peft(place: Path, spec: Model, stored: Stored, family: str | None = No
     found: dict[str, Tensor] = {}
     config: dict[str, Any] = {"target_modules": [], "fan_in_fan_out": False, "feedforward_modules": []}
     config |= {"rank_pattern": {}, "alpha_pattern": {}}
-    targets = [one for one in parameters(spec, moves) if one.of(adapted)]
-    named = {one.name: one for one in modules(spec, moves) if one.of(adapted)}
+    targets = [parameter for parameter in parameters(spec, moves) if parameter.of(adapted)]
+    named = {module.name: module for module in modules(spec, moves) if module.of(adapted)}
     for name, one in [*named.items(), *names(targets).items()]:
         own, prefix = one.of(adapted), f"{PREFIX}{name}"
         if one.experts and type(kind) is not Lora:
@@ -103,7 +103,7 @@ def write_peft(place: Path, spec: Model, stored: Stored, family: str | None = No
     unused = ("feedforward_modules",) if isinstance(kind, Lora) else ("rank_pattern", "alpha_pattern")
     config = {name: value for name, value in config.items() if name not in unused} | _config(kind, stored.base)
     if targets:  # peft refuses a dropout of parameters, and it changes nothing of what was trained
-        config |= {"target_parameters": [one.name for one in targets], "lora_dropout": 0.0}
+        config |= {"target_parameters": [target.name for target in targets], "lora_dropout": 0.0}
     for name, tensor in found.items():
         if value := nonfinite(tensor):
             raise FileError(f"{place}: {name} holds {value}; nothing was written")
@@ -125,10 +125,10 @@ def _config(kind: AdapterKind, base: Base | None) -> dict[str, Any]:
     raise SpecError("adapter", f"peft has no {kind.kind}", "write it in our own layout")
 
 
-def _by_row(one: HfMatrix, own: list[int], tensors: Mapping[str, Tensor], name: str, out: Tensor) -> Tensor:
+def _by_row(matrix: HfMatrix, own: list[int], tensors: Mapping[str, Tensor], name: str, out: Tensor) -> Tensor:
     for i in own:
-        rows = one.leaf == i
-        out[rows] = tensors[f"{one.leaves[i]}.adapter.{name}"][one.row[rows]]
+        rows = matrix.leaf == i
+        out[rows] = tensors[f"{matrix.leaves[i]}.adapter.{name}"][matrix.row[rows]]
     return out
 
 

@@ -115,30 +115,30 @@ def targeted(known: Sequence[HfMatrix], ends: Collection[str]) -> list[HfMatrix]
     return [one for one in known if any(one.name == end or one.name.endswith(f".{end}") for end in ends)]
 
 
-def their_factors(one: HfMatrix, own: Sequence[int], tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def their_factors(matrix: HfMatrix, own: Sequence[int], tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """A and B of those leaves that are adapted: A of all leaves below each other, B block by block."""
-    pairs = [[_by_expert(tensors[f"{one.leaves[i]}.adapter.{name}"]) for name in "ab"] for i in own]
-    a = torch.cat([a[:, :, one.column] for a, _ in pairs], 1)
-    b, begin = a.new_zeros(len(a), len(one.row), a.shape[1]), 0
+    pairs = [[_by_expert(tensors[f"{matrix.leaves[i]}.adapter.{name}"]) for name in "ab"] for i in own]
+    a = torch.cat([a[:, :, matrix.column] for a, _ in pairs], 1)
+    b, begin = a.new_zeros(len(a), len(matrix.row), a.shape[1]), 0
     for i, (_, factor) in zip(own, pairs, strict=True):
-        rows, end = one.leaf == i, begin + factor.shape[-1]
-        b[:, rows, begin:end] = factor[:, one.row[rows]]
+        rows, end = matrix.leaf == i, begin + factor.shape[-1]
+        b[:, rows, begin:end] = factor[:, matrix.row[rows]]
         begin = end
     return a.flatten(0, 1).contiguous(), b.permute(1, 2, 0).flatten(1).contiguous()
 
 
-def our_factors(one: HfMatrix, own: Mapping[str, Tensor], rank: int, factor: float) -> dict[str, Tensor]:
+def our_factors(matrix: HfMatrix, own: Mapping[str, Tensor], rank: int, factor: float) -> dict[str, Tensor]:
     """a and b of every leaf, padded to a rank; B is multiplied by `factor`."""
-    experts = max(one.experts, 1)
-    a = own["lora_A"].unflatten(0, (experts, -1))[:, :, one.column.argsort()]
+    experts = max(matrix.experts, 1)
+    a = own["lora_A"].unflatten(0, (experts, -1))[:, :, matrix.column.argsort()]
     b = own["lora_B"].unflatten(1, (-1, experts)).permute(2, 0, 1) * factor
     missing = rank - a.shape[1]
     a, b = torch.nn.functional.pad(a, (0, 0, 0, missing)), torch.nn.functional.pad(b, (0, missing))
-    found: dict[str, Tensor] = {}
-    for i, leaf in enumerate(one.leaves):
-        both = {"a": a.clone(), "b": b[:, one.rows_of(i)].contiguous()}
-        found |= {f"{leaf}.adapter.{name}": x if one.experts else x[0] for name, x in both.items()}
-    return found
+    result: dict[str, Tensor] = {}
+    for i, leaf in enumerate(matrix.leaves):
+        both = {"a": a.clone(), "b": b[:, matrix.rows_of(i)].contiguous()}
+        result |= {f"{leaf}.adapter.{name}": x if matrix.experts else x[0] for name, x in both.items()}
+    return result
 
 
 def _by_expert(x: Tensor) -> Tensor:
@@ -146,6 +146,6 @@ def _by_expert(x: Tensor) -> Tensor:
     return x if x.dim() == 3 else x[None]
 
 
-def rank_of(one: HfMatrix, own: Mapping[str, Tensor]) -> int:
+def rank_of(matrix: HfMatrix, own: Mapping[str, Tensor]) -> int:
     """The rank of peft's A; of experts, per expert."""
-    return len(own["lora_A"]) // max(one.experts, 1)
+    return len(own["lora_A"]) // max(matrix.experts, 1)

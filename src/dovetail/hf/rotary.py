@@ -101,7 +101,7 @@ class Rotary(Field):
     def from_hf(self, config: Config) -> Settings:
         params = _parameters(config)
         theta = params.pop("rope_theta", None)
-        found: Settings = {} if theta is None else {f"{self.path}.base": theta}
+        result: Settings = {} if theta is None else {f"{self.path}.base": theta}
         word = params.pop("rope_type", params.pop("type", "default"))
         params.pop("type", None)  # some files have both
         kind = BY_ROPE_TYPE.get(word) if isinstance(word, str) else None
@@ -114,7 +114,7 @@ class Rotary(Field):
         if ROTARY_FRACTION in known:
             params[ROTARY_FRACTION] = 1.0 if fraction is None else fraction
         elif fraction is not None and (self.partial or fraction != 1.0):
-            found[f"{self.path}.fraction"] = fraction
+            result[f"{self.path}.fraction"] = fraction
         if kind is None and word != "default":
             raise SpecError(
                 "config.rope_parameters.rope_type", f"{word!r} is unsupported", f"supported: default, {', '.join(BY_ROPE_TYPE)}"
@@ -123,11 +123,11 @@ class Rotary(Field):
             if name not in known:
                 raise SpecError(f"config.rope_parameters.{name}", f"rope of type {word} has no such field")
         if kind is None:
-            return found
+            return result
         data: dict[str, Any] = {known[name]: value for name, value in params.items() if value is not None}
         if kind.original is not None or ORIGINAL in known:
             data.setdefault(kind.original or known[ORIGINAL], config.get(LENGTH, DEFAULT_LENGTH))
-        return {**found, f"{self.path}.scaling": {"kind": kind.kind, **data}}
+        return {**result, f"{self.path}.scaling": {"kind": kind.kind, **data}}
 
 
 def _parameters(config: Config) -> dict[str, Any]:

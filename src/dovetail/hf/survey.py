@@ -20,7 +20,7 @@ from dovetail.hf.check import written
 from dovetail.hf.config import base_spec
 from dovetail.hf.dialect import DIALECTS, FILES
 from dovetail.hf.hf import from_hf
-from dovetail.hf.load import origin
+from dovetail.hf.origin import origin
 from dovetail.hf.peaked import predicts_tokens
 from dovetail.hf.quantized import split_quantization
 from dovetail.hf.table import Dialect, Form

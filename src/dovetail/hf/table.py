@@ -104,8 +104,9 @@ def numbered(name: str, count: int) -> tuple[str, ...]:
 def rows(
     hf_module: str, module: str, *leaves: str | tuple[str, str], convert: Conversion | None = None, where: str | None = None
 ) -> tuple[Row, ...]:
-    """Rows for several leaves of one module: rows("h.{}.ln_1", "layers.{}.norm", ("weight", "scale"), ("bias", "shift"))."""
-    pairs = [(leaf, leaf) if isinstance(leaf, str) else leaf for leaf in leaves]
+    """Rows for several leaves of one module, by default its weight and bias:
+    rows("h.{}.ln_1", "layers.{}.norm", ("weight", "scale"), ("bias", "shift"))."""
+    pairs = [(leaf, leaf) if isinstance(leaf, str) else leaf for leaf in leaves or ("weight", "bias")]
     return tuple(Row(f"{hf_module}.{hf_leaf}", f"{module}.{leaf}", convert=convert, where=where) for hf_leaf, leaf in pairs)
 
 

@@ -76,9 +76,9 @@ class ImportPlan:
         """(our path, tensor) in the order of the files; each tensor is read when its turn comes."""
         place = {name: i for i, name in enumerate(self.stored)}
         owners: dict[str, Tensor] = {}
-        for move in sorted(self.moves, key=lambda move: min(place[one] for one in move.hf_names)):
+        for move in sorted(self.moves, key=lambda move: min(place[hf_name] for hf_name in move.hf_names)):
             shapes = [self.shapes[path] for path in move.paths]
-            for path, tensor in _converted(move, [read(self.stored[one]) for one in move.hf_names], shapes):
+            for path, tensor in _converted(move, [read(self.stored[hf_name]) for hf_name in move.hf_names], shapes):
                 if path in self.copies.values():
                     owners[path] = tensor
                 yield path, tensor
@@ -90,19 +90,19 @@ class ImportPlan:
     def dropped(self, sizes: Mapping[str, int]) -> list[Dropped]:
         """The tensors that are not imported, by the names and bytes of the files."""
         rest = [name for name in sizes if name not in self.used and name not in self.copies]
-        found = []
+        result = []
         for skip in self.skips:
             names = [name for name in rest if fnmatchcase(name, skip.pattern)]
             rest = [name for name in rest if name not in set(names)]
             if names:
-                found.append(Dropped(skip.pattern, skip.reason, len(names), sum(sizes[name] for name in names)))
-        return found
+                result.append(Dropped(skip.pattern, skip.reason, len(names), sum(sizes[name] for name in names)))
+        return result
 
 
-def warn_dropped(dropped: Sequence[Dropped], stacklevel: int = 3) -> None:
+def warn_dropped(dropped: Sequence[Dropped]) -> None:
     """Warn once for each pattern of tensors that are not imported."""
-    for one in dropped:
-        warnings.warn(str(one), DroppedTensors, stacklevel=stacklevel)
+    for pattern in dropped:
+        warnings.warn(str(pattern), DroppedTensors, stacklevel=3)
 
 
 def _present_name(name: str, dialect: Dialect) -> str:
@@ -137,7 +137,7 @@ def moves(spec: Model, dialect: Dialect, form: Form) -> list[Move]:
     shapes, sizes = shapes_of(spec), explicit(spec)
     encoder = 0 if spec.encoder is None else len(spec.encoder.layers)
     depths = {"layers": len(spec.layers), "encoder": encoder, "mtp": len(spec.mtp)}
-    found: list[Move] = []
+    result: list[Move] = []
     holders: dict[str, str] = {}  # our path -> the tensor of the checkpoint
     count = 0
     for hf_name, row in _rows(dialect, form):
@@ -156,11 +156,11 @@ def moves(spec: Model, dialect: Dialect, form: Form) -> list[Move]:
                 holders[path] = name
             prefix = hf_name.removesuffix(row.hf_name)
             fused = None if row.fused is None else placed(prefix + row.fused, len(spec.layers), layer)
-            found.append(Move(paths, numbered(name, copies), row.conversion(sizes, layer), fused))
+            result.append(Move(paths, numbered(name, copies), row.conversion(sizes, layer), fused))
     for path in shapes:
         if path not in holders:
             raise SpecError(path, f"lies in no tensor of {dialect.name}", f"{form.architecture} has no place for it")
-    return found
+    return result
 
 
 def every_layer(paths: Sequence[str], layers: int) -> list[str]:

@@ -23,11 +23,11 @@ from dovetail.base.errors import SpecError, UsageError
 from dovetail.base.limits import CARRIED_BYTES, CONFIG_BYTES
 from dovetail.disk.model_files import CARRIED, CONFIG_FILE, GENERATION_FILE, KEPT_CONFIG
 from dovetail.disk.untrusted import Directory
-from dovetail.files.model_dir import SHARD, Piece, check_replaceable, model_files, own_pieces, spec_and, write_directory
+from dovetail.files.model_dir import SHARD, LazyTensors, check_replaceable, model_files, own_pieces, spec_and, write_directory
 from dovetail.hf.classes import names_of_file, with_names
 from dovetail.hf.dialect import DIALECTS
 from dovetail.hf.hf import Ported, form_of, from_hf, to_hf
-from dovetail.hf.layouts import DEFAULT, LAYOUTS, Layout, layout_named, packed_pieces
+from dovetail.hf.layouts import DEFAULT, LAYOUTS, QuantizedLayout, layout_named, packed_pieces
 from dovetail.hf.load import Watch, load, load_reporting
 from dovetail.hf.own_config import is_own
 from dovetail.hf.quantized import FIELD
@@ -45,19 +45,19 @@ from dovetail.weights.quantization.recipe import quantized_leaves
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
-class Imported(NamedTuple):
+class ImportedSpec(NamedTuple):
     """The spec of an imported model, and the tensors of its checkpoint that were not imported."""
 
     spec: Model
     dropped: list[Dropped]
 
 
-def import_directory(source: str | Path, out: str | Path, *, watch: Watch | None = None) -> Imported:
+def import_directory(source: str | Path, out: str | Path, *, watch: Watch | None = None) -> ImportedSpec:
     """Write the model of a directory in Hugging Face layout as one of ours."""
     check_replaceable(out)  # refused now, not after the weights are read
     model, dropped = load_reporting(source, watch=watch)
     write_own(model, Directory(source), out)
-    return Imported(model.part, dropped)
+    return ImportedSpec(model.part, dropped)
 
 
 def write_own(
@@ -73,16 +73,16 @@ def write_own(
     write_directory(out, own_pieces(dict(stored(model, model.part))), files, keep_foreign=keep_foreign)
 
 
-def model_pieces(model: ModelModule) -> list[Piece]:
+def model_pieces(model: ModelModule) -> list[LazyTensors]:
     """Every stored weight of a model, one per piece; a quantized one dense, decoded when it is written."""
     check_plain(model, model.part, SAVED)
     return [_weight_piece(model, d.path) for d in declared(model.part) if d.weight.stored]
 
 
-def _weight_piece(model: ModelModule, path: str) -> Piece:
+def _weight_piece(model: ModelModule, path: str) -> LazyTensors:
     leaf = holder(model, path)[0]
     if isinstance(leaf, Linear) and isinstance(form := leaf.storage, QuantizedStorage) and path.endswith(".weight"):
-        return Piece({path: torch.empty(form.shape, dtype=form.dtype, device="meta")}, lambda: {path: leaf.dense()})
+        return LazyTensors({path: torch.empty(form.shape, dtype=form.dtype, device="meta")}, lambda: {path: leaf.dense()})
     return own_pieces({path: tensor_at(model, path).detach()})[0]
 
 
@@ -122,7 +122,7 @@ def export_directory(
 
 def write_theirs(
     spec: Model,
-    weights: Sequence[Piece],
+    weights: Sequence[LazyTensors],
     source: Directory,
     out: str | Path,
     family: str | None = None,
@@ -131,7 +131,7 @@ def write_theirs(
     shard: int = SHARD,
     keep_foreign: bool = False,
     leaves: Mapping[str, QuantizedLeaf] | None = None,
-    layout: Layout = LAYOUTS[DEFAULT],
+    layout: QuantizedLayout = LAYOUTS[DEFAULT],
 ) -> Ported:
     """Write a model in Hugging Face layout as a family, by default the one of `source`, else the first that can express it,
     with the files beside the weights of `source`, and those of `beside`. `weights` has one weight of the spec per piece;
@@ -179,7 +179,9 @@ def imported_config(where: Directory) -> dict[str, Any]:
     return {} if is_own(config) else config
 
 
-def exported(spec: Model, weights: Sequence[Piece], family: str | None, kept: Mapping[str, Any]) -> tuple[Ported, list[Piece]]:
+def exported(
+    spec: Model, weights: Sequence[LazyTensors], family: str | None, kept: Mapping[str, Any]
+) -> tuple[Ported, list[LazyTensors]]:
     """The config of a model in a family, and its tensors, each read and converted when it is written."""
     ported = to_hf(spec, family)
     config = _merged_config(spec, ported, kept)
@@ -212,12 +214,12 @@ def _describes(config: Mapping[str, Any], spec: Model) -> bool:
         return False
 
 
-def _piece(weights: Mapping[str, Piece], move: Move) -> Piece:
+def _piece(weights: Mapping[str, LazyTensors], move: Move) -> LazyTensors:
     def named(tensors: list[Tensor]) -> dict[str, Tensor]:
         return dict(zip(move.hf_names, move.convert.to_hf(tensors), strict=True))
 
     layout = named([weights[path].layout[path].to("meta") for path in move.paths])
-    return Piece(layout, lambda: named([weights[path].make()[path] for path in move.paths]))
+    return LazyTensors(layout, lambda: named([weights[path].make()[path] for path in move.paths]))
 
 
 def _beside(where: Directory) -> dict[str, bytes]:

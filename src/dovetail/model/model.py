@@ -23,7 +23,7 @@ from dovetail.base.errors import SpecError
 from dovetail.base.keywords import checks_keywords
 from dovetail.disk.yaml import dump_yaml
 from dovetail.model.multi_token import MultiTokenModule, look_ahead, reads_tokens
-from dovetail.model.swap import Lost, swap_part
+from dovetail.model.swap import LostField, swap_part
 from dovetail.nn.block import NO_VIEWS, Block, BlockModule
 from dovetail.nn.cross_layer import block_ios
 from dovetail.nn.ctx import Ctx, Losses
@@ -162,9 +162,9 @@ class Model(Part):
         """
         return swap_part(self, where, new, [])
 
-    def swap_losses(self, where: str, new: Any) -> list[Lost]:
+    def swap_losses(self, where: str, new: Any) -> list[LostField]:
         """The fields that `swap(where, new)` drops, because the new kind does not have them."""
-        lost: list[Lost] = []
+        lost: list[LostField] = []
         swap_part(self, where, new, lost)
         return lost
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from dovetail.base.errors import SpecError, names_or_nearest
 from dovetail.base.value import options
 from dovetail.nn.groups import GROUPS, Mixer, Position
-from dovetail.spec.part import KINDS, Part, Place, default_of, field_types, from_data, join, walk_spec
+from dovetail.spec.part import KINDS, FieldMatch, Part, default_of, field_types, from_data, join, walk_spec
 
 if TYPE_CHECKING:
     from dovetail.model.model import Model
@@ -24,7 +24,7 @@ P = TypeVar("P", bound=Part)
 M = TypeVar("M", bound="Model")
 
 
-class Lost(NamedTuple):
+class LostField(NamedTuple):
     """A field of a replaced part that the new kind does not have: its path, its value, the new kind."""
 
     path: str
@@ -55,23 +55,23 @@ def fit(new: Any, old: Any, group: type[P], path: str = "") -> P:
     return dc.replace(part, **shared)
 
 
-def losses(new: Part, old: Any, path: str) -> list[Lost]:
+def losses(new: Part, old: Any, path: str) -> list[LostField]:
     """The fields of `old` that differ from their default and that the kind of `new` does not have."""
     if not isinstance(old, Part):
         return []
     known = field_types(type(new))
     changed = [field.name for field in dc.fields(old) if getattr(old, field.name) != default_of(field)]
-    return [Lost(f"{path}.{name}", getattr(old, name), new.kind) for name in changed if name not in known]
+    return [LostField(f"{path}.{name}", getattr(old, name), new.kind) for name in changed if name not in known]
 
 
-def replaced(new: Any, old: Any, group: type[P], path: str, lost: list[Lost]) -> P:
+def replaced(new: Any, old: Any, group: type[P], path: str, lost: list[LostField]) -> P:
     """The part that `new` describes in place of `old`, and what is lost."""
     part = fit(new, old, group, path)
     lost += losses(part, old, path)
     return part
 
 
-def with_position(mixer: Mixer, new: Any, path: str, lost: list[Lost]) -> Mixer:
+def with_position(mixer: Mixer, new: Any, path: str, lost: list[LostField]) -> Mixer:
     """The mixer with a new position wherever it has one."""
     fields = {f.name: getattr(mixer, f.name) for f in dc.fields(mixer) if isinstance(getattr(mixer, f.name), Position)}
     return dc.replace(mixer, **{name: replaced(new, old, Position, f"{path}.{name}", lost) for name, old in fields.items()})
@@ -86,7 +86,7 @@ def no_group(spec: Part, where: str, new: Any) -> tuple[str, str]:
     return "is not a group of parts", f"{names_or_nearest(where, [g.group for g in GROUPS], 'groups')}; or give a path"
 
 
-def swap_group(part: Any, new: Any, group: type[Part], lost: list[Lost], path: str = "") -> Any:
+def swap_group(part: Any, new: Any, group: type[Part], lost: list[LostField], path: str = "") -> Any:
     """The new part in every field that holds one of this group; an empty field stays empty."""
 
     def below(value: Part, here: str) -> Part:
@@ -104,7 +104,7 @@ def swap_group(part: Any, new: Any, group: type[Part], lost: list[Lost], path: s
     return dc.replace(part, **changes) if changes else part
 
 
-def swap_part(spec: M, where: str, new: Any, lost: list[Lost]) -> M:
+def swap_part(spec: M, where: str, new: Any, lost: list[LostField]) -> M:
     """`spec` with another part at a path or in every place of a group, and what is lost (Model.swap)."""
     if where == Position.group:
         return swap_position(spec, new, lost)
@@ -114,7 +114,7 @@ def swap_part(spec: M, where: str, new: Any, lost: list[Lost]) -> M:
     if "." not in where and where not in {field.name for field in dc.fields(spec)}:
         raise SpecError(where, *no_group(spec, where, new))
 
-    def at(place: Place) -> Any:
+    def at(place: FieldMatch) -> Any:
         groups = [option for option in options(place.hint) if isinstance(option, type) and issubclass(option, Part)]
         if new is None or not groups:
             return new
@@ -123,7 +123,7 @@ def swap_part(spec: M, where: str, new: Any, lost: list[Lost]) -> M:
     return spec.rewrite(where, at)
 
 
-def swap_position(spec: M, new: Any, lost: list[Lost], path: str = "") -> M:
+def swap_position(spec: M, new: Any, lost: list[LostField], path: str = "") -> M:
     """`spec` with another position at its own site, and none at the other."""
     cleared = KINDS["none"]()
     site = fit(new, None, Position).site

@@ -41,7 +41,7 @@ Ids = Tensor | Sequence[int]
 T = TypeVar("T")
 
 
-class Batch(NamedTuple):
+class BatchContext(NamedTuple):
     """What describes a batch beside its inputs. Either attention_mask or lengths; neither: whole sequences without padding."""
 
     attention_mask: Tensor | None = None  # (batch, n), 0 at padding, which is on the left or on the right of a row
@@ -55,7 +55,7 @@ class Batch(NamedTuple):
     source_mask: Tensor | None = None  # (batch, m), 0 at padding of the source
 
 
-WHOLE = Batch()
+WHOLE = BatchContext()
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -110,8 +110,8 @@ class Transformer(ModelModule):
         source_mask: Tensor | None = None,
     ) -> Tensor:
         """Return logits (batch, n, vocab), or what the head computes, for token ids (batch, n) or images. The keywords describe
-        padding and the source of an encoder–decoder (`Batch`); a Ctx takes their place."""
-        batch = Batch(attention_mask, lengths, types, positions, patches, source, source_mask)
+        padding and the source of an encoder–decoder (`BatchContext`); a Ctx takes their place."""
+        batch = BatchContext(attention_mask, lengths, types, positions, patches, source, source_mask)
         return super().forward(inputs, self._ctx(inputs, ctx, batch))
 
     if TYPE_CHECKING:  # nn.Module declares that it returns Any, and a plain assignment would inherit that
@@ -142,7 +142,7 @@ class Transformer(ModelModule):
         added.
         """
         given = ctx is not None
-        batch = Batch(attention_mask, lengths, types, positions, patches, source, source_mask)
+        batch = BatchContext(attention_mask, lengths, types, positions, patches, source, source_mask)
         ctx = self._ctx(inputs, ctx, batch)
         if targets is None:
             targets = self._next_tokens(inputs, ctx)
@@ -302,7 +302,7 @@ class Transformer(ModelModule):
 
         if not isinstance(inputs, Tensor):
             inputs, lengths = self._padded(inputs)
-        batch = Batch(attention_mask, lengths, types, positions, patches, source, source_mask)
+        batch = BatchContext(attention_mask, lengths, types, positions, patches, source, source_mask)
         return trace(self, inputs, *patterns, ctx=self._ctx(inputs, ctx, batch), grad=grad, patch=patch)
 
     # -- arguments
@@ -317,7 +317,7 @@ class Transformer(ModelModule):
         lengths = [len(row) for row in rows]
         return torch.tensor([row + [0] * (max(lengths) - len(row)) for row in rows], device=self.device), lengths
 
-    def _ctx(self, inputs: Tensor, ctx: Ctx | None = None, batch: Batch = WHOLE) -> Ctx:
+    def _ctx(self, inputs: Tensor, ctx: Ctx | None = None, batch: BatchContext = WHOLE) -> Ctx:
         """Return the Ctx given, or one made from plain arguments."""
         if ctx is not None:
             if names := [name for name, value in zip(batch._fields, batch, strict=True) if value is not None]:

@@ -32,11 +32,11 @@ def block_ios(blocks: Sequence[Branching], stack: str) -> list[BlockIO | None]:
     """Per block of a stack what it reads and publishes; None for most."""
     reads = [[(name, read) for name in block.branches for read in _branch(block, name)] for block in blocks]
     read = {(one.source, one.name) for own in reads for _, one in own}
-    found: list[BlockIO | None] = []
+    result: list[BlockIO | None] = []
     for i, (block, own) in enumerate(zip(blocks, reads, strict=True)):
         wanted = [(branch, name) for branch in block.branches for source, name in read if source == f"{stack}.{i}.{branch}"]
-        found.append(BlockIO(tuple(own), tuple(sorted(wanted))) if own or wanted else None)
-    return found
+        result.append(BlockIO(tuple(own), tuple(sorted(wanted))) if own or wanted else None)
+    return result
 
 
 def _branch(block: Branching, name: str) -> list[Read]:

@@ -17,10 +17,10 @@ from dovetail.base.errors import BackendError, StateError
 from dovetail.nn.layout import TokenLayout
 from dovetail.nn.view import Edit, Entries, Flag, Scoring
 from dovetail.ops import attend_flex, attend_ref, attend_tiled, attend_torch
-from dovetail.ops.implementation import FORCED, Backend, Shape, using
+from dovetail.ops.implementation import FORCED, Backend, ProblemSize, using
 from dovetail.ops.mask import dense
 
-__all__ = ["BACKENDS", "WHOLE", "Stored", "attend", "choose", "chosen", "is_plain", "offering", "using"]
+__all__ = ["BACKENDS", "WHOLE", "StoredEntries", "attend", "choose", "chosen", "is_plain", "offering", "using"]
 
 
 BACKENDS: list[Backend] = [
@@ -43,7 +43,7 @@ def offering(needs: frozenset[str], device: str = "cpu") -> list[Backend]:
     ]
 
 
-def choose(needs: frozenset[str], shape: Shape, device: str = "cpu") -> Backend:
+def choose(needs: frozenset[str], shape: ProblemSize, device: str = "cpu") -> Backend:
     """The cheapest backend that offers all of the needs on a type of device: one with flags where the mask is plain."""
     able = able_for(needs, device)
     if len(able) == 1 or (shape.plain and able[0].flags):
@@ -105,7 +105,7 @@ def observe(
     attend_ref.run(q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2), scoring, q_layout, k_layout, visible, edit)
 
 
-class Stored:
+class StoredEntries:
     """Entries, the keys and the values in this order, that are attended to by a kernel."""
 
     __slots__ = ("layout", "tensors")
@@ -128,13 +128,13 @@ class Stored:
 class WholeView:
     """The view of a whole pass: the entries are those of its own tokens."""
 
-    def append(self, layout: TokenLayout, *entries: Tensor) -> Stored:
+    def append(self, layout: TokenLayout, *entries: Tensor) -> StoredEntries:
         """Return the entries."""
-        return Stored(layout, entries)
+        return StoredEntries(layout, entries)
 
     append_blocks = append
 
-    def stored(self) -> Stored:
+    def stored(self) -> StoredEntries:
         """Refuse: nothing came before."""
         raise StateError("there are no keys to attend to (cross attention: call model.encode and put its output in the ctx)")
 
@@ -163,5 +163,5 @@ def _choose(
     device = q.device.type
     can_skip = not plain and n >= 4 * attend_tiled.TILE and device == "cpu"
     touched = attend_tiled.touched(scoring, q_layout, k_layout) if can_skip else n * keys
-    backend = choose(needs, Shape(prod(rows), n, keys, heads, head, plain, touched), device)
+    backend = choose(needs, ProblemSize(prod(rows), n, keys, heads, head, plain, touched), device)
     return backend, scoring.flag if plain and backend.flags else None

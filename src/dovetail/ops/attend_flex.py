@@ -20,12 +20,12 @@ from torch import Tensor
 from dovetail.nn.layout import TokenLayout
 from dovetail.nn.view import Scoring
 from dovetail.ops.attend_sets import with_prefix
-from dovetail.ops.implementation import Shape
+from dovetail.ops.implementation import ProblemSize
 
 OFFERS = frozenset({"bias", "softcap", "sink", "prefix", "compile"})
 
 
-def cost(shape: Shape, needs: frozenset[str]) -> float:
+def cost(shape: ProblemSize, needs: frozenset[str]) -> float:
     """Nanoseconds, roughly: above torch's kernel with its own flag, below it with a dense mask or bias."""
     return 60_000.0 + 5.0 * shape.rows * shape.heads * shape.queries * shape.keys
 

@@ -17,12 +17,12 @@ from dovetail.nn.layout import TokenLayout
 from dovetail.nn.module import at_least_fp32
 from dovetail.nn.view import Edit, Scoring
 from dovetail.ops.attend_sets import prefix_scores, prefix_values
-from dovetail.ops.implementation import Shape
+from dovetail.ops.implementation import ProblemSize
 
 OFFERS = frozenset({"bias", "bias_grad", "softcap", "sink", "prefix", "dropout", "edit", "compile"})
 
 
-def cost(shape: Shape, needs: frozenset[str]) -> float:
+def cost(shape: ProblemSize, needs: frozenset[str]) -> float:
     """Nanoseconds, roughly: several passes over all n·m scores."""
     return 60_000.0 + 30.0 * shape.rows * shape.heads * shape.queries * shape.keys
 

@@ -31,9 +31,9 @@ from dovetail.nn.layout import TokenLayout
 from dovetail.nn.module import at_least_fp32
 from dovetail.nn.view import Edit, Scoring
 from dovetail.ops.attend_sets import attend_sets
-from dovetail.ops.implementation import Shape
-from dovetail.ops.mask import Run, allowed
-from dovetail.ops.tiles import Piece, Tile, Tiling, add, put, take
+from dovetail.ops.implementation import ProblemSize
+from dovetail.ops.mask import TileRun, allowed
+from dovetail.ops.tiles import KeyPiece, Tile, Tiling, add, put, take
 
 OFFERS = frozenset({"bias", "bias_grad", "softcap", "sink", "prefix", "dropout"})
 TILE = 64  # tokens per tile, of queries and of keys
@@ -41,7 +41,7 @@ PIECE = 1024  # most keys per piece: bounds the workspace
 CACHED_MASKS = 4  # tile masks cached per tile of queries and step
 
 
-def cost(shape: Shape, needs: frozenset[str]) -> float:
+def cost(shape: ProblemSize, needs: frozenset[str]) -> float:
     """Nanoseconds, roughly: more per score than the fused kernel, but only for the scores that the mask touches; plus a fixed
     cost per tile of queries."""
     each = 13.0 + 5.0 * ("bias" in needs) + 5.0 * ("bias_grad" in needs)
@@ -120,27 +120,27 @@ class Work:
         """Whether no query sees any key."""
         return not any(tile.pieces for tile in self.tiling.tiles)
 
-    def factor(self, p: Tensor, tile: Tile, piece: Piece) -> Tensor:
+    def factor(self, p: Tensor, tile: Tile, piece: KeyPiece) -> Tensor:
         """What the probs p (rows, kv_heads, shared, n, m) of one piece are multiplied by."""
         assert self.edit is not None
         q_layout, k_layout = self.edit_layouts
         ones = torch.ones_like(p).flatten(1, 2)
         return self.edit(ones, q_layout.pick(tile.queries), k_layout.pick(piece.keys)).unflatten(1, p.shape[1:3])
 
-    def bias(self, tile: Tile, piece: Piece, tables: Sequence[Tensor]) -> Tensor | None:
+    def bias(self, tile: Tile, piece: KeyPiece, tables: Sequence[Tensor]) -> Tensor | None:
         """(…, heads, n, m) added to the scores of one piece."""
         if self.scoring.bias is None:
             return None
         return self.scoring.bias(self.q_layout.pick(tile.queries), self.k_layout.pick(piece.keys), *tables)
 
-    def additive_mask(self, tile: Tile, runs: list[Run]) -> Tensor:
+    def additive_mask(self, tile: Tile, runs: list[TileRun]) -> Tensor:
         """(…, 1, n, m) 0 where a query may see a key of the runs, −∞ elsewhere."""
         # runs inside one document need no document mask
         visible = self.scoring.mask.visible if all(run.alone for run in runs) else partial(allowed, self.scoring.mask)
         keys = self.k_layout.pick(self.tiling.k.where(runs))
         return torch.where(visible(self.q_layout.pick(tile.queries), keys, self.scoring.heads), 0.0, -torch.inf)
 
-    def kind(self, tile: Tile, runs: list[Run]) -> tuple[Any, ...]:
+    def kind(self, tile: Tile, runs: list[TileRun]) -> tuple[Any, ...]:
         """The cache key of a tile's mask: equal for tiles at equal distances where the mask is relative."""
         each = [keys for run in runs if isinstance(keys := self.tiling.k.where([run]), slice)]
         if not self.relative or not isinstance(tile.queries, slice) or len(each) < len(runs):
@@ -148,7 +148,9 @@ class Work:
         first, end, step = tile.queries.start, tile.queries.stop, tile.queries.step
         return end - first, step, *((first - keys.start, keys.stop - keys.start, keys.step) for keys in each)
 
-    def scores(self, query: Tensor, key: Tensor, tile: Tile, piece: Piece, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def scores(
+        self, query: Tensor, key: Tensor, tile: Tile, piece: KeyPiece, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """(rows, kv_heads, shared, n, m) scores of one piece with −∞ where not allowed; tanh of the capped scores.
         Query and key have the dtype of the scores: a product rounded to bfloat16 moves a score of 30 by up to 1/16."""
         groups, shared = query.shape[1], len(self.scoring.heads) // query.shape[1]

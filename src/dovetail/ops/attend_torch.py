@@ -13,12 +13,12 @@ from torch import Tensor
 
 from dovetail.nn.layout import TokenLayout
 from dovetail.nn.view import Scoring
-from dovetail.ops.implementation import Shape
+from dovetail.ops.implementation import ProblemSize
 
 OFFERS = frozenset({"bias", "bias_grad", "prefix", "compile"})
 
 
-def cost(shape: Shape, needs: frozenset[str]) -> float:
+def cost(shape: ProblemSize, needs: frozenset[str]) -> float:
     """Nanoseconds, roughly: lowest with the flag, higher with a dense mask, highest with a dense bias."""
     each = 4.6 if shape.plain else 6.7 + 12.0 * ("bias" in needs) + 7.0 * ("bias_grad" in needs)
     return 15_000.0 + each * shape.rows * shape.heads * shape.queries * shape.keys

@@ -27,7 +27,7 @@ from dovetail.ops.implementation import reference
 LANE = 16  # bytes that torch's kernel reads at once: a row must be a multiple
 
 
-class Rows(NamedTuple):
+class SortedRows(NamedTuple):
     """The choices of all tokens, sorted by expert."""
 
     choice: Tensor  # (rows,) the number of the choice: token · k + which of its k
@@ -40,7 +40,7 @@ class Rows(NamedTuple):
         return product(x, matrices, self)
 
 
-def dispatch(chosen: Tensor, first: Tensor, experts: int, all_local: bool) -> Rows:
+def dispatch(chosen: Tensor, first: Tensor, experts: int, all_local: bool) -> SortedRows:
     """Sort the choices (tokens, k) by expert, for the `experts` experts from number `first` on; tokens stay in order."""
     number = chosen.flatten() - first
     if not all_local:
@@ -49,16 +49,16 @@ def dispatch(chosen: Tensor, first: Tensor, experts: int, all_local: bool) -> Ro
     counts = torch.zeros(experts + 1, dtype=torch.int64, device=chosen.device).scatter_add(0, number, torch.ones_like(number))
     ends = counts[:experts].cumsum(0).to(torch.int32)
     if all_local:
-        return Rows(choice, expert, ends, None)
-    return Rows(choice, expert.clamp(max=experts - 1), ends, (expert < experts)[:, None])
+        return SortedRows(choice, expert, ends, None)
+    return SortedRows(choice, expert.clamp(max=experts - 1), ends, (expert < experts)[:, None])
 
 
-def gather(x: Tensor, rows: Rows, choices: int) -> Tensor:
+def gather(x: Tensor, rows: SortedRows, choices: int) -> Tensor:
     """x (tokens, inp) -> the token of each row (rows, inp)."""
     return x.index_select(0, rows.choice // choices)
 
 
-def by_token(y: Tensor, rows: Rows, choices: int) -> Tensor:
+def by_token(y: Tensor, rows: SortedRows, choices: int) -> Tensor:
     """y (rows, out) -> (tokens, k, out): what the experts of each token return; zero where an expert is on another rank."""
     if rows.local is not None:
         y = torch.where(rows.local, y, 0.0)
@@ -71,7 +71,7 @@ def combine(y: Tensor, weights: Tensor) -> Tensor:
     return (y * weights[..., None]).sum(-2)
 
 
-def product(x: Tensor, weights: Tensor, rows: Rows) -> Tensor:
+def product(x: Tensor, weights: Tensor, rows: SortedRows) -> Tensor:
     """Multiply each row by the matrix of its expert; rows of experts on other ranks are zero."""
     if not reference() and able(x, weights):
         if rows.local is None:

@@ -44,7 +44,7 @@ def chunk() -> int:
     return CHUNK
 
 
-class Shape(NamedTuple):
+class ProblemSize(NamedTuple):
     """The sizes that the cost of a backend depends on."""
 
     rows: int
@@ -61,7 +61,7 @@ class Backend(NamedTuple):
 
     name: str
     offers: frozenset[str]
-    cost: Callable[[Shape, frozenset[str]], float]
+    cost: Callable[[ProblemSize, frozenset[str]], float]
     run: Callable[..., Tensor]
     dense: bool  # takes the mask as one tensor …
     flags: bool = False  # … or as a flag, where the mask is plain

@@ -77,7 +77,7 @@ def spans(layout: TokenLayout, size: int, step: int = 1) -> list[Span]:
     return layout.once(("spans", size, step), compute)
 
 
-class Run(NamedTuple):
+class TileRun(NamedTuple):
     """Neighboring key tiles that one query tile touches, [begin, end) in tokens. `full`: every head sees all of it. `alone`:
     queries and keys are of one document, so that the mask alone decides."""
 
@@ -87,10 +87,10 @@ class Run(NamedTuple):
     alone: bool = False
 
 
-def plan(mask: Mask, q: TokenLayout, k: TokenLayout, heads: int, tile_q: int, tile_k: int) -> list[list[Run]]:
+def plan(mask: Mask, q: TokenLayout, k: TokenLayout, heads: int, tile_q: int, tile_k: int) -> list[list[TileRun]]:
     """The runs of keys that each query tile touches."""
 
-    def compute() -> list[list[Run]]:
+    def compute() -> list[list[TileRun]]:
         step = mask.regroup()
         # where the mask differs by head, a tile is skipped only if every head skips it
         tested_heads = range(heads) if mask.by_head() else range(1)
@@ -137,13 +137,13 @@ def _fills(mask: Mask, q: list[list[Span]], k: list[list[Span]], heads: range) -
     return fills
 
 
-def _runs(fills: np.ndarray, size: int, n: int) -> list[Run]:
+def _runs(fills: np.ndarray, size: int, n: int) -> list[TileRun]:
     """Join neighboring tiles of equal fill to runs, and leave out empty ones."""
     edges = [0, *(np.flatnonzero(np.diff(fills)) + 1).tolist(), len(fills)]
     values = ((begin, end, int(fills[begin])) for begin, end in pairwise(edges))
     runs = ((begin, end, Fill(value % 3), value >= 3) for begin, end, value in values)
     return [
-        Run(begin * size, min(end * size, n), fill is Fill.FULL, alone)
+        TileRun(begin * size, min(end * size, n), fill is Fill.FULL, alone)
         for begin, end, fill, alone in runs
         if fill is not Fill.EMPTY
     ]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dovetail.nn.groups import Mask
 from dovetail.nn.layout import TokenLayout
-from dovetail.ops.mask import Run, plan
+from dovetail.ops.mask import TileRun, plan
 
 Where = slice | Tensor  # evenly spaced tokens, or any tokens by their index
 
@@ -44,7 +44,7 @@ def add(x: Tensor, where: Where, more: Tensor) -> None:
         x.index_add_(-2, where, more)
 
 
-class Tokens:
+class TileOrder:
     """The order in which tokens are tiled: unchanged, or sorted by residue modulo `step`, so that the tiles of a strided mask
     are full or empty. All rows use the order of the first."""
 
@@ -60,7 +60,7 @@ class Tokens:
         keep both alive."""
         return layout if self.index is None else self.layout
 
-    def where(self, runs: list[Run]) -> Where:
+    def where(self, runs: list[TileRun]) -> Where:
         """The tokens of some runs; a slice where they are evenly spaced."""
         begin, end = runs[0].begin, runs[-1].end
         if any(a.end != b.begin for a, b in pairwise(runs)):
@@ -73,11 +73,11 @@ class Tokens:
         return slice(first, last + 1, self.step) if even else self.index[begin:end]
 
 
-class Piece(NamedTuple):
+class KeyPiece(NamedTuple):
     """Keys that are processed together; the runs of them that need a mask, and the columns of these in the scores."""
 
     keys: Where
-    masked: list[Run]
+    masked: list[TileRun]
     columns: list[slice]
 
 
@@ -86,7 +86,7 @@ class Tile(NamedTuple):
 
     number: int
     queries: Where
-    pieces: list[Piece]
+    pieces: list[KeyPiece]
 
 
 class Tiling:
@@ -94,7 +94,7 @@ class Tiling:
 
     def __init__(self, mask: Mask, q_layout: TokenLayout, k_layout: TokenLayout, heads: int, size: int, most: int) -> None:
         step = mask.regroup() if q_layout.n > 1 else 1
-        self.q, self.k = (layout.once(("tokens", step), partial(Tokens, layout, step)) for layout in (q_layout, k_layout))
+        self.q, self.k = (layout.once(("tokens", step), partial(TileOrder, layout, step)) for layout in (q_layout, k_layout))
         self.size, self.most = size, most
         self.runs = plan(mask, self.q.tiled(q_layout), self.k.tiled(k_layout), heads, size, size)
         self.tiles = [self._tile(i, runs) for i, runs in enumerate(self.runs)]
@@ -103,11 +103,11 @@ class Tiling:
         """The number of scores in the tiles that are computed."""
         return sum((run.end - run.begin) * self.size for runs in self.runs for run in runs)
 
-    def _tile(self, number: int, runs: list[Run]) -> Tile:
-        queries = Run(number * self.size, min((number + 1) * self.size, self.q.n), True)
+    def _tile(self, number: int, runs: list[TileRun]) -> Tile:
+        queries = TileRun(number * self.size, min((number + 1) * self.size, self.q.n), True)
         return Tile(number, self.q.where([queries]), [self._piece(packed) for packed in self._packed(runs)])
 
-    def _packed(self, runs: list[Run]) -> Iterator[list[Run]]:
+    def _packed(self, runs: list[TileRun]) -> Iterator[list[TileRun]]:
         """Split and pack the runs of one tile into lists of at most `most` keys."""
         packed, room = [], self.most
         for run in runs:
@@ -122,7 +122,7 @@ class Tiling:
         if packed:
             yield packed
 
-    def _piece(self, runs: list[Run]) -> Piece:
+    def _piece(self, runs: list[TileRun]) -> KeyPiece:
         ends = accumulate(run.end - run.begin for run in runs)
         columns = [slice(end - run.end + run.begin, end) for run, end in zip(runs, ends, strict=True) if not run.full]
-        return Piece(self.k.where(runs), [run for run in runs if not run.full], columns)
+        return KeyPiece(self.k.where(runs), [run for run in runs if not run.full], columns)

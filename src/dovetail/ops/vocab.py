@@ -112,7 +112,7 @@ class _CrossEntropySum(torch.autograd.Function):
         return probs.scatter_add_(1, picked, probs.new_full(picked.shape, -1.0)).mul_(scale), None
 
 
-def label_log_probs(logits: Callable[[Tensor], Tensor], x: Tensor, labels: Tensor, chunk: int = CHUNK) -> Tensor:
+def label_log_probs(logits: Callable[[Tensor], Tensor], x: Tensor, labels: Tensor) -> Tensor:
     """(tokens,) log softmax(logits(x))[label] of x (tokens, embed) and labels (tokens,), in at least float32."""
 
     def of_chunk(part: Tensor, wanted: Tensor) -> Tensor:
@@ -120,9 +120,9 @@ def label_log_probs(logits: Callable[[Tensor], Tensor], x: Tensor, labels: Tenso
         scores = scores.float() if scores.dtype.itemsize < 4 else scores
         return -F.cross_entropy(scores, wanted, reduction="none")
 
-    if x.shape[0] <= chunk:
+    if x.shape[0] <= CHUNK:
         return of_chunk(x, labels)
-    pairs = zip(x.split(chunk), labels.split(chunk), strict=True)
+    pairs = zip(x.split(CHUNK), labels.split(CHUNK), strict=True)
     return torch.cat([checkpoint(of_chunk, part, wanted, use_reentrant=False) for part, wanted in pairs])  # type: ignore[misc]
 
 

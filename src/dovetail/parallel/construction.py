@@ -27,7 +27,7 @@ from dovetail.parallel.context import SequenceRanks
 from dovetail.parallel.mesh import rows_group, weights_mesh
 from dovetail.parallel.placement import local_slices
 from dovetail.parallel.shard import fully_shard_model, run_with, tensor_parallel
-from dovetail.parallel.stage import Stage, keep_stage
+from dovetail.parallel.stage import LayerStage, keep_stage
 
 
 class Sharded(NamedTuple):
@@ -82,7 +82,11 @@ def shard_on_meta(
     chunks = (
         None if sequence.size() == 1 else SequenceRanks(spec, sequence.get_group(), ring)
     )  # raises before anything is built
-    stage = None if mesh["pipeline"].size() == 1 else Stage.of(spec, mesh["pipeline"].get_local_rank(), mesh["pipeline"].size())
+    stage = (
+        None
+        if mesh["pipeline"].size() == 1
+        else LayerStage.of(spec, mesh["pipeline"].get_local_rank(), mesh["pipeline"].size())
+    )
     model = on_meta(spec, dtype)
     if stage is not None:
         keep_stage(model, stage)

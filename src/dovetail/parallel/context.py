@@ -43,7 +43,7 @@ from dovetail.nn.ctx import Ctx, Views
 from dovetail.nn.groups import Embed, Head, Mixer, Mtp, Scaling
 from dovetail.nn.layout import TokenLayout
 from dovetail.nn.ranks import Ranks
-from dovetail.ops.attend import Stored
+from dovetail.ops.attend import StoredEntries
 from dovetail.parallel.collective import gather, hand_on, joined, receive, total
 from dovetail.parallel.ring import RingView
 from dovetail.spec.part import Part, walk, walk_spec
@@ -118,10 +118,10 @@ class GatherView:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
 
-    def append(self, layout: TokenLayout, *new: Tensor) -> Stored:
+    def append(self, layout: TokenLayout, *new: Tensor) -> StoredEntries:
         """Take the entries of this chunk (…, n, *axes); return those of all chunks (…, n·ranks, *axes)."""
         dim = layout.order.dim() - 1
-        return Stored(self.whole_layout(layout), tuple(gather(values, dim, self.group) for values in new))
+        return StoredEntries(self.whole_layout(layout), tuple(gather(values, dim, self.group) for values in new))
 
     append_blocks = append  # of blocks that end in this chunk, equally many on every rank (document −1 where there is none)
 
@@ -129,7 +129,7 @@ class GatherView:
         """The token layout of all chunks, computed once for all layers."""
         return layout.once(("whole row", self.group), lambda: whole_layout(layout, self.group))
 
-    def stored(self) -> Stored:
+    def stored(self) -> StoredEntries:
         """Refuse: nothing came before."""
         raise StateError("there are no keys to attend to: a split sequence has no cache")
 

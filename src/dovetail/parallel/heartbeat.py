@@ -123,11 +123,11 @@ class Heartbeat:
         return json.loads(store.get(self._name("report")))
 
     def _found(self, store: Store, rank: int) -> dict[str, Any]:
-        found: dict[str, Any] = {"phase": "start", "step": None, "seconds": 0.0, "state": "silent", "cause": "", "stacks": ""}
+        result: dict[str, Any] = {"phase": "start", "step": None, "seconds": 0.0, "state": "silent", "cause": "", "stacks": ""}
         for name in (self._name("status", rank), self._name("answer", rank)):
             if store.check([name]):
-                found |= json.loads(store.get(name))
-        return found
+                result |= json.loads(store.get(name))
+        return result
 
     def _beat(self) -> None:
         try:
@@ -222,7 +222,7 @@ def problem(answers: Sequence[dict[str, Any]], members: Sequence[Member]) -> str
     """Which ranks did not arrive, in one line."""
     lost = missing(answers)
     if not lost:
-        waits = sorted({one["cause"] for one in answers if one["state"] == "waiting"})
+        waits = sorted({answer["cause"] for answer in answers if answer["state"] == "waiting"})
         if not waits:
             return "a collective failed on every rank, so a link between them may be broken"
         return f"no rank is missing, but they wait in different collectives ({'; '.join(waits[:MOST])})"

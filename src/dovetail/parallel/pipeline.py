@@ -26,10 +26,10 @@ from dovetail.nn.ctx import Ctx
 from dovetail.nn.loss import LossSum
 from dovetail.nn.module import evaluating
 from dovetail.parallel.collective import send_tensors, take_tensors
-from dovetail.parallel.stage import Stage, added_loss
+from dovetail.parallel.stage import LayerStage, added_loss
 
 
-class Piece(NamedTuple):
+class MicroBatch(NamedTuple):
     """A micro-batch: what `ModelModule.loss_sum` takes."""
 
     tokens: Tensor
@@ -46,12 +46,12 @@ class Pipeline:
 
     def __init__(self, model: ModelModule, group: dist.ProcessGroup) -> None:
         self.model, self.group = model, group
-        self.stage = Stage.of(model.part, dist.get_rank(group), dist.get_world_size(group))
+        self.stage = LayerStage.of(model.part, dist.get_rank(group), dist.get_world_size(group))
         self.running: _Running | None = None
         self.schedule: Schedule1F1B | None = None
         self.shapes: list[torch.Size] = []  # of the micro-batches that the schedule is for
 
-    def step(self, pieces: Sequence[Piece]) -> LossSum:
+    def step(self, pieces: Sequence[MicroBatch]) -> LossSum:
         """The forward and backward passes of some micro-batches of one shape; this stage's part of the loss: all labels are
         counted on the last one, and losses that parts add where they are."""
         shapes = [piece.tokens.shape for piece in pieces]
@@ -74,16 +74,16 @@ class Pipeline:
         return LossSum(torch.stack(added).sum() if added else zero, zero)
 
     @torch.no_grad()
-    def evaluate(self, piece: Piece, hits: bool = False) -> Tensor:
+    def evaluate(self, piece: MicroBatch, hits: bool = False) -> Tensor:
         """(2,), with `hits` (3,): the loss of a batch summed over its labels, their number, and the number of those that are
         the most probable answer; on every rank."""
         _, out = self._forward(piece, hits)
-        found = out[0] if self.stage.last else torch.empty(3 if hits else 2, dtype=torch.float64, device=self.model.device)
-        found = found.double()
-        dist.broadcast(found, group=self.group, group_src=self.stage.count - 1)
-        return found
+        result = out[0] if self.stage.last else torch.empty(3 if hits else 2, dtype=torch.float64, device=self.model.device)
+        result = result.double()
+        dist.broadcast(result, group=self.group, group_src=self.stage.count - 1)
+        return result
 
-    def _forward(self, piece: Piece, hits: bool = False) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+    def _forward(self, piece: MicroBatch, hits: bool = False) -> tuple[list[Tensor], tuple[Tensor, ...]]:
         """What this stage receives and returns in a forward pass on one batch."""
         before = [piece.tokens] if self.stage.first else take_tensors(piece.tokens, self.stage.index - 1, self.group)
         found = self.model(*before, **piece.arguments(), hits=hits)
@@ -93,7 +93,7 @@ class Pipeline:
         return before, out
 
     @torch.no_grad()
-    def prepare(self, pieces: Sequence[Piece]) -> None:
+    def prepare(self, pieces: Sequence[MicroBatch]) -> None:
         """Make the schedule for micro-batches of these shapes."""
         piece = pieces[0]
         with evaluating(self.model):
@@ -110,7 +110,7 @@ class Pipeline:
 class _Running(PipelineStage):
     """A stage in torch's schedule: each micro-batch has a ctx of its own."""
 
-    pieces: Sequence[Piece] = ()
+    pieces: Sequence[MicroBatch] = ()
 
     def forward_one_chunk(self, fwd_chunk_id: int, args: Any, kwargs: Any = None, save_forward_output: bool = True) -> Any:
         return super().forward_one_chunk(fwd_chunk_id, args, self.pieces[fwd_chunk_id].arguments(), save_forward_output)

@@ -137,7 +137,7 @@ def placed(
     sharded over so many ranks."""
     for tp_region in regions:
         tp_region.check(ranks)
-    inside = [(d, next((one for one in regions if one.holds(d.path)), None)) for d in tensors]
+    inside = [(d, next((region for region in regions if region.holds(d.path)), None)) for d in tensors]
     return [(d, tp_region, None if tp_region is None else cut_of(d, tp_region, ranks)) for d, tp_region in inside]
 
 

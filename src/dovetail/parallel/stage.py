@@ -34,7 +34,7 @@ REMEDY = "train without --pipeline"
 
 
 @dc.dataclass(frozen=True)
-class Stage:
+class LayerStage:
     """One stage of a pipeline, and its layers."""
 
     index: int
@@ -52,9 +52,9 @@ class Stage:
         return self.index == self.count - 1
 
     @staticmethod
-    def of(spec: Model, index: int, count: int) -> Stage:
+    def of(spec: Model, index: int, count: int) -> LayerStage:
         """The stage of a spec; raise SpecError where the spec cannot be cut into so many."""
-        return Stage(index, count, cut_layers(spec, count)[index])
+        return LayerStage(index, count, cut_layers(spec, count)[index])
 
 
 def cut_layers(spec: Model, count: int) -> list[range]:
@@ -110,7 +110,7 @@ def _balanced(costs: list[int], count: int) -> tuple[int, ...]:
     return best[len(costs)][1]
 
 
-def keep_stage(model: ModelModule, stage: Stage) -> None:
+def keep_stage(model: ModelModule, stage: LayerStage) -> None:
     """Leave out, in place, what other stages have; the forward pass of the model is then that of the stage."""
     before, after = (crossing(model, end) for end in (stage.layers.start, stage.layers.stop))
     for name in [name for name, _ in model.named_children() if name != "layers"]:
@@ -140,7 +140,7 @@ def _reads(model: ModelModule, layer: int) -> Iterator[tuple[str, str]]:
 def _forward(self: Any, *given: Tensor, tokens: Tensor, labels: Tensor, ctx: Ctx, hits: bool = False) -> Any:
     """The stage of a forward pass on tokens (batch, n): from what the stage before sent to what the next receives; of the last
     one, the loss summed over labels, their number, and with `hits` how many of them are the most probable answer."""
-    stage: Stage = self.stage
+    stage: LayerStage = self.stage
     if stage.first:
         x, _, ctx = self.begin(tokens, ctx)
         carried = self.carried(tokens, x)

@@ -59,7 +59,7 @@ def ends_with_others(timeout: float, status: Status | None = None) -> Iterator[l
         sys.stderr.flush()
         faulthandler.dump_traceback()  # of the other threads
         cause = str(error).strip().splitlines()[0]
-        lost = _within(4 * heartbeat.patience, functools.partial(_lost, heartbeat, members, error)) or Lost(UNKNOWN)
+        lost = _within(4 * heartbeat.patience, functools.partial(_lost, heartbeat, members, error)) or LostRanks(UNKNOWN)
         _end([peer for rank, peer in peers.items() if rank not in lost.ending])
         where = f"{named(heartbeat.rank, members)}: {lost.problem}, within {timeout:g} s (--timeout)"
         raise RankError(f"{where}: {cause}{_dumps()}; the same command resumes the run") from error
@@ -75,7 +75,7 @@ def ends_with_others(timeout: float, status: Status | None = None) -> Iterator[l
             faulthandler.disable()
 
 
-class Lost(NamedTuple):
+class LostRanks(NamedTuple):
     """Which ranks did not arrive, and which ranks end by themselves, since their collective failed, too."""
 
     problem: str
@@ -97,18 +97,18 @@ def _answer(heartbeat: Heartbeat, state: str, error: BaseException) -> None:
         heartbeat.answer(state, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}")
 
 
-def _lost(heartbeat: Heartbeat, members: Sequence[Member], error: RuntimeError) -> Lost:
+def _lost(heartbeat: Heartbeat, members: Sequence[Member], error: RuntimeError) -> LostRanks:
     """Find which ranks did not arrive: the first rank that asks writes their stacks to stderr; the others read its report."""
     _answer(heartbeat, "failed", error)
     try:
         answers = heartbeat.ask()
         if answers is None:
-            return Lost(**heartbeat.reported())
+            return LostRanks(**heartbeat.reported())
         ending = [rank for rank, one in enumerate(answers) if one["state"] == "failed"]
-        lost = Lost(problem(answers, members), ending)
+        lost = LostRanks(problem(answers, members), ending)
         heartbeat.report(lost._asdict())
     except RuntimeError as unreachable:
-        return Lost(f"the store of the ranks does not answer ({str(unreachable).strip().partition(chr(10))[0]})")
+        return LostRanks(f"the store of the ranks does not answer ({str(unreachable).strip().partition(chr(10))[0]})")
     with contextlib.suppress(OSError):
         sys.stderr.write(f"dovetail: {lost.problem}\n{stacks_of(answers, members)}")
         sys.stderr.flush()

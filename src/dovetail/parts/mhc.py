@@ -57,16 +57,16 @@ class Mhc(Scaled):
     def weights(self, scope: Scope) -> list[Weight]:
         read, out, steps = ("streams", "embed"), ("coefficients",), ("steps",)
         mixing = [Weight(name=f"mix{i}.weight", out=out, inp=read, tp="replicate") for i in range(scope.size("steps"))]
-        found = [
+        result = [
             *super().weights(scope),
             *mixing,
             Weight(name="base", batch=steps, out=out, init="const", role="bias", tp="replicate"),
             Weight(name="factor", batch=steps, out=("factors",), init="const", role="gate"),
         ]
         if not scope.closes:
-            return found
+            return result
         return [
-            *found,
+            *result,
             Weight(name="end.weight", out=("streams",), inp=read, tp="replicate"),
             Weight(name="end_base", out=("streams",), init="const", role="bias", tp="replicate"),
             Weight(name="end_factor", out=("one",), init="const", role="gate"),

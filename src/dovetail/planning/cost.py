@@ -15,7 +15,7 @@ from collections import Counter
 from typing import NamedTuple
 
 
-class Product(NamedTuple):
+class MatrixProduct(NamedTuple):
     """A matrix product or attention: the dtype that it computes in, its FLOPs, and the bytes that it reads and writes."""
 
     dtype: str
@@ -23,7 +23,7 @@ class Product(NamedTuple):
     bytes: int
 
 
-class Group(NamedTuple):
+class RankGroup(NamedTuple):
     """The ranks of a collective: how many, and the distance between neighbors."""
 
     ranks: int
@@ -42,7 +42,7 @@ class Collective(NamedTuple):
     """A kind of collective over a group of ranks."""
 
     kind: str  # all-gather, all-reduce, reduce-scatter, broadcast, send …
-    group: Group
+    group: RankGroup
 
 
 class Traffic(NamedTuple):
@@ -53,10 +53,10 @@ class Traffic(NamedTuple):
 
 
 @dc.dataclass
-class Cost:
+class StepCost:
     """Counts of products, other kernels and collectives."""
 
-    products: Counter[Product] = dc.field(default_factory=Counter)
+    products: Counter[MatrixProduct] = dc.field(default_factory=Counter)
     kernels: int = 0
     moved: int = 0
     traffic: dict[Collective, Traffic] = dc.field(default_factory=dict)
@@ -76,10 +76,10 @@ class Cost:
         before = self.traffic.get(collective, Traffic(0, 0))
         self.traffic[collective] = Traffic(before.calls + calls, before.bytes + size)
 
-    def plus(self, other: Cost, times: int = 1) -> Cost:
+    def plus(self, other: StepCost, times: int = 1) -> StepCost:
         """The cost of this and `times` the other; with a negative number, of this without the other."""
         kernels, moved = self.kernels + times * other.kernels, self.moved + times * other.moved
-        total = Cost(Counter(self.products), kernels, moved, dict(self.traffic))
+        total = StepCost(Counter(self.products), kernels, moved, dict(self.traffic))
         for product, count in other.products.items():
             total.products[product] += times * count
         for key, (calls, size) in other.traffic.items():
@@ -109,10 +109,10 @@ class Memory(NamedTuple):
 
 
 @dc.dataclass(frozen=True)
-class Trace:
+class StepTrace:
     """One step of one rank: the parameters that it stores, the cost of the step, and its memory."""
 
     parameters: int
-    cost: Cost
+    cost: StepCost
     memory: Memory
     peaks: dict[str, int] = dc.field(default_factory=dict, repr=False)  # segment of the step -> the most bytes alive in it

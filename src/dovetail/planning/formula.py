@@ -28,7 +28,7 @@ KEPT = {"none": 1.0, "selective": 0.6}  # of the activations of a layer, about
 
 
 @dc.dataclass(frozen=True)
-class Weights:
+class WeightCounts:
     """Parameters of one rank: those that it stores, and those that FSDP gathers in and outside layers, padding included."""
 
     stored: int
@@ -59,18 +59,18 @@ class Formula:
             if d.weight.matmul and d.weight.out and d.path.startswith("layers.")
         )
 
-    def weights(self, layout: Layout) -> Weights:
+    def weights(self, layout: Layout) -> WeightCounts:
         """Return the parameters of rank 0. Raise SpecError, with its path, for a weight that tensor parallelism cannot cut."""
         shards = layout.shards * layout.sequence
         stored = layers = rest = 0
         for d, shape in self.shapes(layout.tensor):
-            stored += prod(one.stop - one.start for one in local_slices(shape, None, data=(0, shards)))
+            stored += prod(local_slice.stop - local_slice.start for local_slice in local_slices(shape, None, data=(0, shards)))
             padded = -(-shape[0] // shards) * shards * prod(shape[1:]) if shape else 1
             if d.path.startswith("layers."):
                 layers += padded
             else:
                 rest += padded
-        return Weights(stored, layers, rest)
+        return WeightCounts(stored, layers, rest)
 
     def activation_bytes(self, layout: Layout, setting: Setting) -> float:
         """Return about the bytes of activations that the layers of one micro-batch keep."""
@@ -80,14 +80,14 @@ class Formula:
             return tokens * size * width
         return tokens * size * KEPT[setting.recompute] * (1.7 * self.outputs(layout.tensor) + 7 * width)
 
-    def least_memory(self, weights: Weights, layout: Layout, setting: Setting) -> float:
+    def least_memory(self, weights: WeightCounts, layout: Layout, setting: Setting) -> float:
         """Return about the bytes without which no step runs: weights, gradients, optimizer state, and activations of all
         micro-batches that are in a stage at once."""
         in_flight = min(layout.pipeline, setting.micro_batches)
         gathered = 0 if layout.pipeline == 1 else (4 + BYTES[setting.precision]) * weights.layers  # and whole gradients
         return (STATE * weights.stored + gathered + in_flight * self.activation_bytes(layout, setting)) / layout.pipeline
 
-    def about_seconds(self, weights: Weights, layout: Layout, setting: Setting, device: Device) -> float:
+    def about_seconds(self, weights: WeightCounts, layout: Layout, setting: Setting, device: Device) -> float:
         """Return about the seconds of a step: products or FSDP's links, whichever take longer, and tensor parallelism's."""
         passes = 4 if setting.recompute == "blocks" else 3
         tokens = setting.micro_batches * setting.rows * setting.length / layout.sequence
@@ -109,10 +109,10 @@ def _of_tensor_rank(d: Declared, cut: Cut | None, tensor: int) -> tuple[int, ...
     shape = d.weight.shape(d.scope)
     if cut is None or cut.pieces != tensor:
         return shape
-    return tuple(one.stop - one.start for one in local_slices(shape, cut, (0, tensor)))
+    return tuple(local_slice.stop - local_slice.start for local_slice in local_slices(shape, cut, (0, tensor)))
 
 
-def fsdp_bytes(weights: Weights, layout: Layout, setting: Setting) -> tuple[int, int]:
+def fsdp_bytes(weights: WeightCounts, layout: Layout, setting: Setting) -> tuple[int, int]:
     """Return the bytes of all-gathers and of reduce-scatters per step, as if one stage had all layers. A pipeline keeps weights
     after the first backward pass, and reduces gradients after the last."""
     if layout.shards * layout.sequence == 1:

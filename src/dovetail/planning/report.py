@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dovetail.account import account
-from dovetail.planning.search import OVERLAP, Job, Planned, Refused
+from dovetail.planning.search import OVERLAP, Planned, PlannedJob, RefusedLayout
 from dovetail.planning.stages import bubble
 from dovetail.spec.fold import parameters
 from dovetail.training.plan import Precision
@@ -89,11 +89,11 @@ class PlanReport:
     """Layouts of a job: those that were traced, the ones that fit first and of these the fastest, and those that cannot run."""
 
     name: str
-    job: Job
+    job: PlannedJob
     tokens: float | None
     layouts: tuple[Planned, ...]
     outlooks: tuple[Outlook, ...]  # of the layouts
-    refused: tuple[Refused, ...]
+    refused: tuple[RefusedLayout, ...]
     not_traced: int  # slower by estimate
 
     @property
@@ -114,14 +114,14 @@ class PlanReport:
         return assumptions(self.job)
 
 
-def outlook(job: Job, one: Planned, tokens: float | None, price: float | None, restart: float = RESTART) -> Outlook:
-    """Return what a run takes; `price` is in dollars per GPU-hour, `restart` in seconds from an interruption to a step."""
-    per_step, step = job.batch * job.length, one.seconds.total
+def outlook(job: PlannedJob, planned: Planned, tokens: float | None, price: float | None) -> Outlook:
+    """Return what a run takes; `price` is in dollars per GPU-hour."""
+    per_step, step = job.batch * job.length, planned.seconds.total
     work = account(job.spec, job.length).flops_per_token
     flops = 3 * (work["matmul"] + work["attention_causal"] + work.get("mtp", 0)) * per_step
     bandwidth = -(-job.gpus // job.device.node) * job.device.write
     size = CHECKPOINT * parameters(job.spec)
-    sure = reliability(size, job.gpus, write_bandwidth=bandwidth, restart_seconds=restart)
+    sure = reliability(size, job.gpus, write_bandwidth=bandwidth, restart_seconds=RESTART)
     seconds = None if tokens is None or not sure.goodput else tokens / per_step * step / sure.goodput
     return Outlook(
         mfu=flops / step / (job.gpus * job.device.peak(DTYPES[job.precision])),
@@ -133,25 +133,25 @@ def outlook(job: Job, one: Planned, tokens: float | None, price: float | None, r
     )
 
 
-def layout_data(job: Job, one: Planned, found: Outlook) -> dict[str, Any]:
+def layout_data(job: PlannedJob, planned: Planned, found: Outlook) -> dict[str, Any]:
     """Return a layout as plain data."""
-    seconds, memory, setting = one.seconds, one.memory, one.setting
+    seconds, memory, setting = planned.seconds, planned.memory, planned.setting
     return {
-        "layout": dc.asdict(one.layout),
+        "layout": dc.asdict(planned.layout),
         "rows": setting.rows,
         "micro_batches": setting.micro_batches,
         "recompute": setting.recompute,
-        "fits": one.fits,
+        "fits": planned.fits,
         "memory": {**memory._asdict(), "activations": memory.activations, "usable": int(job.device.usable)},
-        "parameters_per_rank": one.trace.parameters,
-        "bytes_per_step": {"within_node": round(one.links.within), "between_nodes": round(one.links.between)},
+        "parameters_per_rank": planned.trace.parameters,
+        "bytes_per_step": {"within_node": round(planned.links.within), "between_nodes": round(planned.links.between)},
         "collectives": [
             {"kind": kind, "ranks": group.ranks, "stride": group.stride, "calls": traffic.calls, "bytes": traffic.bytes}
-            for (kind, group), traffic in one.trace.cost.traffic.items()
+            for (kind, group), traffic in planned.trace.cost.traffic.items()
         ],
-        "flops_per_rank": one.trace.cost.flops,
+        "flops_per_rank": planned.trace.cost.flops,
         "seconds": {**dc.asdict(seconds), "step": seconds.total},
-        "limited_by": one.limit,
+        "limited_by": planned.limit,
         "mfu": found.mfu,
         "tokens_per_second": found.tokens_per_second,
         "days": found.days,
@@ -160,17 +160,17 @@ def layout_data(job: Job, one: Planned, found: Outlook) -> dict[str, Any]:
     }
 
 
-def _reason(best: Planned, others: Sequence[Planned], job: Job) -> str:
+def _reason(best: Planned, others: Sequence[Planned], job: PlannedJob) -> str:
     free = 1 - best.memory.peak / job.device.usable
     why = f"the shortest step of the layouts that fit, with {free:.0%} of the usable memory free; limited by {best.limit}"
-    second = next((one for one in others if one.fits), None)
+    second = next((other for other in others if other.fits), None)
     if second is None:
         return why
     gain = second.seconds.total / best.seconds.total - 1
     return f"{why}; the next, {second.layout}, takes {gain:.1%} longer, limited by {second.limit}"
 
 
-def assumptions(job: Job, restart: float = RESTART) -> list[str]:
+def assumptions(job: PlannedJob, restart: float = RESTART) -> list[str]:
     """Return what the figures rest on."""
     device, reached = job.device, job.device.efficiency
     products = f"products at {reached.products:.0%} of {device.peak(DTYPES[job.precision]) / 1e12:,.3g} TFLOP/s"
@@ -190,7 +190,7 @@ def assumptions(job: Job, restart: float = RESTART) -> list[str]:
     ]
 
 
-def bubble_of(one: Planned) -> float:
+def bubble_of(planned: Planned) -> float:
     """Return the fraction of a step in which pipeline stages wait."""
-    idle = bubble(one.layout, one.setting.micro_batches)
+    idle = bubble(planned.layout, planned.setting.micro_batches)
     return idle / (1 + idle)

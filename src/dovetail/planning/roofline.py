@@ -15,7 +15,7 @@ import dataclasses as dc
 from typing import NamedTuple
 
 from dovetail.parallel.layout import Layout
-from dovetail.planning.cost import Collective, Cost, Group, Traffic
+from dovetail.planning.cost import Collective, RankGroup, StepCost, Traffic
 from dovetail.planning.device import Device
 
 OVER_RANKS = {"all-gather": 1, "reduce-scatter": 1, "all-to-all": 1, "all-reduce": 2}  # how often the bytes cross the ring
@@ -54,13 +54,13 @@ def links(collective: Collective, size: float, per_node: int) -> Links:
     return Links(times * size * (here - 1) / here, times * size * (nodes - 1) / nodes / here)
 
 
-def link_bytes(cost: Cost, per_node: int) -> Links:
+def link_bytes(cost: StepCost, per_node: int) -> Links:
     """Return the bytes that one rank sends in all collectives."""
     found = [links(collective, traffic.bytes, per_node) for collective, traffic in cost.traffic.items()]
     return Links(sum(one.within for one in found), sum(one.between for one in found))
 
 
-def compute_seconds(cost: Cost, device: Device) -> float:
+def compute_seconds(cost: StepCost, device: Device) -> float:
     """Return the seconds of all kernels, one after another."""
     speed, bandwidth = device.efficiency.products, device.bandwidth * device.efficiency.bandwidth
     products = sum(
@@ -76,7 +76,7 @@ def collective_seconds(collective: Collective, traffic: Traffic, device: Device)
     return max(sent.within / device.within, sent.between / device.between) / reached + traffic.calls * latency
 
 
-def step_seconds(cost: Cost, layout: Layout, device: Device, overlap: float = 1.0) -> Seconds:
+def step_seconds(cost: StepCost, layout: Layout, device: Device, overlap: float = 1.0) -> Seconds:
     """Return the time of a step without a pipeline. Collectives over the ranks that share weights run during compute, as far as
     the fraction `overlap` of compute hides them."""
     compute, waiting, hideable = compute_seconds(cost, device), 0.0, 0.0
@@ -90,8 +90,8 @@ def step_seconds(cost: Cost, layout: Layout, device: Device, overlap: float = 1.
     return Seconds(compute, waiting + hideable - hidden, hidden)
 
 
-def is_of_weights(group: Group, layout: Layout) -> bool:
+def is_of_weights(group: RankGroup, layout: Layout) -> bool:
     """Whether these ranks share weights or average gradients, and not activations."""
     shared = layout.shards * layout.sequence
-    of_shards, of_replicas = Group(shared, layout.tensor), Group(layout.replicas, shared * layout.tensor)
+    of_shards, of_replicas = RankGroup(shared, layout.tensor), RankGroup(layout.replicas, shared * layout.tensor)
     return group.ranks > 1 and group in (of_shards, of_replicas)

@@ -20,7 +20,7 @@ from dovetail.nn.groups import Mixer
 from dovetail.parallel.context import check_split
 from dovetail.parallel.layout import Layout
 from dovetail.parallel.stage import cut_layers
-from dovetail.planning.cost import Memory, Trace
+from dovetail.planning.cost import Memory, StepTrace
 from dovetail.planning.device import Device
 from dovetail.planning.formula import Formula
 from dovetail.planning.roofline import Links, Seconds, link_bytes, step_seconds
@@ -37,7 +37,7 @@ OVERLAP = 0.9  # of compute, during which FSDP's collectives run
 
 
 @dc.dataclass(frozen=True)
-class Job:
+class PlannedJob:
     """What is to be trained, and on what."""
 
     spec: Model
@@ -51,7 +51,7 @@ class Job:
     fixed: dict[str, int] = dc.field(default_factory=dict)  # axes that the caller has chosen
 
 
-class Candidate(NamedTuple):
+class RankedLayout(NamedTuple):
     """A layout with its micro-batches, and the estimated seconds of a step."""
 
     layout: Layout
@@ -59,7 +59,7 @@ class Candidate(NamedTuple):
     about: float
 
 
-class Refused(NamedTuple):
+class RefusedLayout(NamedTuple):
     """A layout that cannot run, and why."""
 
     layout: Layout
@@ -72,7 +72,7 @@ class Planned:
 
     layout: Layout
     setting: Setting
-    trace: Trace
+    trace: StepTrace
     memory: Memory
     links: Links
     seconds: Seconds
@@ -86,7 +86,7 @@ class Planned:
         return name if most > 0.2 * self.seconds.compute else "compute"
 
 
-def layouts(job: Job) -> Iterator[Layout]:
+def layouts(job: PlannedJob) -> Iterator[Layout]:
     """Yield the layouts of so many GPUs, in powers of two along each axis, or as the caller has fixed them; a chunk of a row
     has at least CHUNK tokens."""
     for tensor in _sizes(job, "tensor", job.device.node):
@@ -102,40 +102,42 @@ def layouts(job: Job) -> Iterator[Layout]:
                         yield Layout(pipeline, data // shards, shards, sequence, tensor)
 
 
-def _sizes(job: Job, axis: str, most: int) -> list[int]:
+def _sizes(job: PlannedJob, axis: str, most: int) -> list[int]:
     if axis in job.fixed:
         return [job.fixed[axis]]
     return [2**power for power in range(job.gpus.bit_length()) if 2**power <= max(1, min(most, job.gpus))]
 
 
-def candidates(job: Job) -> tuple[list[Candidate], list[Refused]]:
+def candidates(job: PlannedJob) -> tuple[list[RankedLayout], list[RefusedLayout]]:
     """Return the candidates, fastest first by estimate, and the layouts that cannot run."""
-    found: list[Candidate] = []
-    refused: list[Refused] = []
+    found: list[RankedLayout] = []
+    refused: list[RefusedLayout] = []
     formula = Formula(job.spec, job.length)
     for layout in layouts(job):
         try:
             check_layout(job, layout)
             weights = formula.weights(layout)
         except SpecError as error:
-            refused.append(Refused(layout, str(error)))
+            refused.append(RefusedLayout(layout, str(error)))
             continue
         if job.batch // layout.data < layout.pipeline:
             rows = f"{job.batch // layout.data} rows per step"
-            refused.append(Refused(layout, f"--batch: {rows} are fewer micro-batches than {layout.pipeline} pipeline stages"))
+            refused.append(
+                RefusedLayout(layout, f"--batch: {rows} are fewer micro-batches than {layout.pipeline} pipeline stages")
+            )
             continue
         needed = {setting: formula.least_memory(weights, layout, setting) for setting in _settings(job, layout)}
         able = [setting for setting, size in needed.items() if size <= TOLERANCE * job.device.usable]
         if able:
-            ranked = [Candidate(layout, one, formula.about_seconds(weights, layout, one, job.device)) for one in able]
+            ranked = [RankedLayout(layout, one, formula.about_seconds(weights, layout, one, job.device)) for one in able]
             found.append(min(ranked, key=lambda one: one.about))
         else:
             least, usable = (f"{size / 1e9:,.0f} GB" for size in (min(needed.values()), job.device.usable))
-            refused.append(Refused(layout, f"needs about {least} per rank at the least; {usable} are usable"))
+            refused.append(RefusedLayout(layout, f"needs about {least} per rank at the least; {usable} are usable"))
     return sorted(found, key=lambda one: one.about), refused
 
 
-def check_layout(job: Job, layout: Layout) -> None:
+def check_layout(job: PlannedJob, layout: Layout) -> None:
     """Raise SpecError for a layout that the spec, the batch or the length does not allow."""
     if job.batch % layout.data:
         raise SpecError("--batch", f"{job.batch} rows cannot be shared by {layout.data} ranks", "use a multiple")
@@ -148,7 +150,7 @@ def check_layout(job: Job, layout: Layout) -> None:
         cut_layers(job.spec, layout.pipeline)
 
 
-def _check_split(job: Job) -> None:
+def _check_split(job: PlannedJob) -> None:
     """Raise SpecError for a part that needs a whole row, or in which the ranks of a split sequence run one after another."""
     check_split(job.spec)
     for path, part in walk_spec(job.spec):
@@ -157,7 +159,7 @@ def _check_split(job: Job) -> None:
             raise SpecError(path, problem, "split rows over ranks instead: data")
 
 
-def _settings(job: Job, layout: Layout) -> Iterator[Setting]:
+def _settings(job: PlannedJob, layout: Layout) -> Iterator[Setting]:
     share = job.batch // layout.data
     for rows in ROWS:
         if share % rows == 0 and share // rows >= layout.pipeline:
@@ -166,8 +168,8 @@ def _settings(job: Job, layout: Layout) -> Iterator[Setting]:
 
 
 def search(
-    job: Job, top: int, progress: Callable[[str], None], watch: Callable[[Planned], None]
-) -> tuple[list[Planned], list[Refused], int]:
+    job: PlannedJob, top: int, progress: Callable[[str], None], watch: Callable[[Planned], None]
+) -> tuple[list[Planned], list[RefusedLayout], int]:
     """Trace the best candidates until `top` of them fit; return those that were traced, fastest first, the layouts that cannot
     run, and how many candidates were not traced. `watch` is called with each when it is traced."""
     ranked, refused = candidates(job)
@@ -186,14 +188,14 @@ def search(
     return sorted(planned, key=lambda one: (not one.fits, one.seconds.total)), refused, len(queue)
 
 
-def _thriftier(job: Job, one: Candidate) -> Candidate | None:
+def _thriftier(job: PlannedJob, layout: RankedLayout) -> RankedLayout | None:
     """The candidate with the next smaller memory: more is recomputed."""
     kinds = RECOMPUTE if job.recompute is None else (job.recompute,)
-    later = kinds[kinds.index(one.setting.recompute) + 1 :]
-    return one._replace(setting=dc.replace(one.setting, recompute=later[0])) if later else None
+    later = kinds[kinds.index(layout.setting.recompute) + 1 :]
+    return layout._replace(setting=dc.replace(layout.setting, recompute=later[0])) if later else None
 
 
-def plan_layout(job: Job, layout: Layout, setting: Setting) -> Planned:
+def plan_layout(job: PlannedJob, layout: Layout, setting: Setting) -> Planned:
     """Trace a layout, and time it."""
     trace = trace_stages(job.spec, layout, setting)
     seconds = step_seconds(trace.cost, layout, job.device, OVERLAP)

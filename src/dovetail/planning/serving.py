@@ -7,6 +7,7 @@
     prefill     FLOPs of the prompt / peak
     requests/s  1 / (prefill + answer · step / rows)             each request takes its prefill, and its share of the steps
 
+What a plan says (`ServingReport`): the replicas by their number of ranks, the best of them, and what some users need.
 These are upper bounds of a real engine: no scheduler, no kernel overhead, no waiting. Pope et al. 2022 (inference by roofline).
 """
 
@@ -17,7 +18,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 from dovetail.account import value_bytes
 from dovetail.base.errors import SpecError
@@ -25,7 +26,7 @@ from dovetail.model.model import Model
 from dovetail.parallel.layout import Layout
 from dovetail.planning.device import Device
 from dovetail.planning.formula import Formula
-from dovetail.spec.fold import attention_flops, declared, matmul_flops, states
+from dovetail.spec.fold import attention_flops, declared, matmul_flops, parameters, states
 from dovetail.spec.weight import State, Weight
 
 Stored = Literal["fp32", "bf16", "fp8", "int8", "int4"]
@@ -68,16 +69,16 @@ class Replica:
 
 
 @dc.dataclass(frozen=True)
-class Refused:
+class RefusedRanks:
     """A number of ranks that cannot hold or share the model, and why."""
 
     tensor: int
     reason: str
 
 
-def replicas(spec: Model, device: Device, load: Load, tensor: int | None) -> tuple[list[Replica], list[Refused]]:
+def replicas(spec: Model, device: Device, load: Load, tensor: int | None) -> tuple[list[Replica], list[RefusedRanks]]:
     """A replica for each number of tensor-parallel ranks within a node, by powers of two, or for the one that is given."""
-    found, refused = list[Replica](), list[Refused]()
+    found, refused = list[Replica](), list[RefusedRanks]()
     sizes = [tensor] if tensor is not None else [2**i for i in range(device.node.bit_length()) if 2**i <= device.node]
     formula = Formula(spec, load.prompt)
     for ranks in sizes:
@@ -85,7 +86,7 @@ def replicas(spec: Model, device: Device, load: Load, tensor: int | None) -> tup
             formula.weights(Layout(tensor=ranks))
             found.append(_replica(spec, device, load, ranks))
         except SpecError as error:
-            refused.append(Refused(ranks, str(error)))
+            refused.append(RefusedRanks(ranks, str(error)))
     return found, refused
 
 
@@ -183,11 +184,11 @@ class Capacity:
     dollars_per_million_tokens: float | None
 
 
-def capacity(one: Replica, load: Load, users: float, active: float, each: float, price: float | None) -> Capacity:
+def capacity(replica: Replica, load: Load, users: float, active: float, each: float, price: float | None) -> Capacity:
     """`active` is the share of users in the busiest hour, each of whom sends `each` requests in it; one replica is spare."""
     requests = users * active * each / 3600
-    count = max(1, math.ceil(requests / (HEADROOM * one.requests(load)))) + 1
-    gpus = count * one.tensor
+    count = max(1, math.ceil(requests / (HEADROOM * replica.requests(load)))) + 1
+    gpus = count * replica.tensor
     dollars = None if price is None else gpus * price
     tokens = requests * load.answer * 3600
     return Capacity(users, requests, count, gpus, dollars, None if dollars is None or not tokens else dollars / tokens * 1e6)
@@ -201,3 +202,43 @@ def assumptions(device: Device, load: Load) -> Iterator[str]:
     yield f"{load.prompt:,} + {load.answer:,} tokens per request, no shared prefix, no speculation, a paged cache without waste"
     yield "upper bounds: no scheduler, no kernel overhead; prefill and decode do not overlap"
     yield f"replicas are planned for {HEADROOM:.0%} of their requests per second, and one is spare"
+
+
+@dc.dataclass(frozen=True, repr=False)
+class ServingReport:
+    """Replicas of a model on a device, and the capacity that some users need of the best."""
+
+    name: str
+    spec: Model
+    device: Device
+    load: Load
+    replicas: tuple[Replica, ...]
+    refused: tuple[RefusedRanks, ...]
+    capacity: Capacity | None
+
+    @property
+    def best(self) -> Replica | None:
+        """The replica with the most requests per second and GPU."""
+        return max(self.replicas, key=lambda replica: replica.requests(self.load) / replica.tensor, default=None)
+
+    def data(self) -> dict[str, Any]:
+        """The plan as plain data."""
+
+        def data(one: Replica) -> dict[str, Any]:
+            return {
+                **dc.asdict(one),
+                "requests_per_second": one.requests(self.load),
+                "tokens_per_second": one.tokens(self.load),
+            }
+
+        return {
+            "spec": self.name,
+            "parameters": parameters(self.spec),
+            "device": self.device.name,
+            **dc.asdict(self.load),
+            "best": None if self.best is None else data(self.best),
+            "replicas": [data(replica) for replica in self.replicas],
+            "refused": [dc.asdict(one) for one in self.refused],
+            "capacity": None if self.capacity is None else dc.asdict(self.capacity),
+            "assumptions": list(assumptions(self.device, self.load)),
+        }

@@ -23,7 +23,7 @@ import dataclasses as dc
 from dovetail.model.model import Model
 from dovetail.nn.block import Block
 from dovetail.parallel.layout import Layout
-from dovetail.planning.cost import Memory, Trace
+from dovetail.planning.cost import Memory, StepTrace
 from dovetail.planning.trace import BACKWARD, FORWARD, Setting, trace_step
 from dovetail.planning.watch import Staging, no_staging
 
@@ -34,7 +34,7 @@ TRACED_PERIODS = 3  # periods of the shallower model: a first, a last, and one b
 LONGEST_PERIOD = 8  # layers
 
 
-def trace(spec: Model, layout: Layout, setting: Setting, staging: Staging = no_staging) -> Trace:
+def trace(spec: Model, layout: Layout, setting: Setting, staging: Staging = no_staging) -> StepTrace:
     """Trace a step of rank 0 of the layout; of a deep model with repeated layers by two shallow ones."""
     period = period_of(spec.layers)
     periods, rest = divmod(len(spec.layers), period)
@@ -53,36 +53,36 @@ def period_of(layers: tuple[Block, ...]) -> int:
     return next(n for n in range(1, len(layers) + 1) if all(a == b for a, b in zip(layers, layers[n:], strict=False)))
 
 
-def extrapolated(small: Trace, large: Trace, period: int, layers: int, more: int) -> Trace:
+def extrapolated(small: StepTrace, large: StepTrace, period: int, layers: int, more: int) -> StepTrace:
     """The trace of a model that has `more` periods than the small one, which has so many layers; the large one has one more."""
     cost = small.cost.plus(large.cost.plus(small.cost, -1), more)
     low, high = _aligned(small.peaks, period, layers), _aligned(large.peaks, period, layers + period)
     peaks = {name: size + more * (high[name] - size) for name, size in low.items()}
     sizes = (a + more * (b - a) for a, b in zip(small.memory, large.memory, strict=True))
     parameters = small.parameters + more * (large.parameters - small.parameters)
-    return Trace(parameters, cost, Memory(*sizes)._replace(peak=max(peaks.values())), peaks)
+    return StepTrace(parameters, cost, Memory(*sizes)._replace(peak=max(peaks.values())), peaks)
 
 
 def _aligned(peaks: dict[str, int], period: int, layers: int) -> dict[str, int]:
     """The segments of layers by their distance from the first layer, where it is not of the last period, and from the last,
     where it is not of the first: each name occurs in models of any depth."""
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for name, size in peaks.items():
         *before, number = name.split()
         if not before or before[-1] not in (FORWARD, BACKWARD):
-            found[name] = size
+            result[name] = size
             continue
         if int(number) < layers - period:
-            found[name] = size
+            result[name] = size
         if int(number) >= period:
-            found[" ".join([*before, str(int(number) - layers)])] = size
-    return found
+            result[" ".join([*before, str(int(number) - layers)])] = size
+    return result
 
 
 # -- stages -----------------------------------------------------------------------------------------------------------
 
 
-def trace_stages(spec: Model, layout: Layout, setting: Setting, staging: Staging = no_staging) -> Trace:
+def trace_stages(spec: Model, layout: Layout, setting: Setting, staging: Staging = no_staging) -> StepTrace:
     """Trace a step of a layout: of its first stage, where there are several."""
     if layout.pipeline == 1:
         return trace(spec, layout, setting, staging)

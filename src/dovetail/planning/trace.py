@@ -38,11 +38,11 @@ from dovetail.parallel.construction import allocate, local, shard_on_meta
 from dovetail.parallel.context import whole_layout
 from dovetail.parallel.layout import Layout
 from dovetail.parallel.shard import reshard
-from dovetail.planning.cost import Memory, Trace
+from dovetail.planning.cost import Memory, StepTrace
 from dovetail.planning.watch import Staging, Watch, no_staging
 from dovetail.training.objective import NextToken
 from dovetail.training.plan import OptimizerKind, Plan, Precision, Recompute
-from dovetail.training.ranks import Ranks
+from dovetail.training.ranks import JobRanks
 from dovetail.training.step import DTYPES, Trainer
 
 PIECES = 2  # micro-batches that are run: the first has no gradients to add to
@@ -96,11 +96,11 @@ def _forget_meshes() -> None:
     _redistribute.clear_redistribute_planner_cache()
 
 
-def trace_step(spec: Model, layout: Layout, setting: Setting, staging: Staging = no_staging) -> Trace:
+def trace_step(spec: Model, layout: Layout, setting: Setting, staging: Staging = no_staging) -> StepTrace:
     """Trace a step of the rank of the layout that has the most to do."""
     rank = traced_rank(layout)
     with fake_ranks(layout.ranks, rank):
-        ranks = Ranks(rank, layout)
+        ranks = JobRanks(rank, layout)
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         model = _fake_model(spec, ranks, setting, mode)
         with mode:
@@ -112,7 +112,7 @@ def traced_rank(layout: Layout) -> int:
     return (layout.sequence - 1) * layout.tensor
 
 
-def _fake_model(spec: Model, ranks: Ranks, setting: Setting, mode: FakeTensorMode) -> ModelModule:
+def _fake_model(spec: Model, ranks: JobRanks, setting: Setting, mode: FakeTensorMode) -> ModelModule:
     """Build the shard of this rank with fake tensors."""
     if ranks.mesh is None:
         model, slices = on_meta(spec), None
@@ -127,7 +127,7 @@ def _fake_model(spec: Model, ranks: Ranks, setting: Setting, mode: FakeTensorMod
     return model
 
 
-def watch_step(model: ModelModule, ranks: Ranks, setting: Setting, staging: Staging = no_staging) -> Trace:
+def watch_step(model: ModelModule, ranks: JobRanks, setting: Setting, staging: Staging = no_staging) -> StepTrace:
     """Train a model for one step on a batch without meaning, and count; its tensors may be real or fake."""
     pieces = min(setting.micro_batches, PIECES) if ranks.stages is None else setting.micro_batches
     watch = Watch(staging)
@@ -150,13 +150,13 @@ def watch_step(model: ModelModule, ranks: Ranks, setting: Setting, staging: Stag
         cost = cost.plus(watch.cost(f"{PASS} 0")).plus(watch.cost(f"{PASS} {pieces - 1}"), setting.micro_batches - 1)
     memory = Memory(weights, sum(storage.nbytes() for storage in gradients), optimizer, watch.peak)
     parameters = sum(local(weight).numel() for weight in model.parameters())
-    return Trace(parameters, cost, memory, watch.peaks)
+    return StepTrace(parameters, cost, memory, watch.peaks)
 
 
 class _Marked(NextToken):
     """The objective of next tokens, which marks the passes of a step."""
 
-    def __init__(self, watch: Watch, ranks: Ranks) -> None:
+    def __init__(self, watch: Watch, ranks: JobRanks) -> None:
         self.watch, self.sequence, self.passes = watch, ranks.sequence, 0
 
     def __call__(self, model: ModelModule, batch: Batch, seed: int, training: bool) -> LossSum:

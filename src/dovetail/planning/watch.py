@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from dovetail.planning.cost import Collective, Cost, Group, Product
+from dovetail.planning.cost import Collective, MatrixProduct, RankGroup, StepCost
 
 ATEN = torch.ops.aten
 COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
@@ -71,12 +71,12 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.staging = staging
         self.phase, self.segment = "", ""
-        self.counts: dict[str, Cost] = {}
+        self.counts: dict[str, StepCost] = {}
         self.peaks: dict[str, int] = {}  # segment -> the most bytes alive in it
         self.alive = 0
         self.sizes: dict[int, int] = {}  # storage -> bytes
         self.references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, RankGroup] = {}
         self.paused = 0
         self.outside = (torch.UntypedStorage.resize_, ShardingPropagator._fake_mode_lock)
         self.mark("start")
@@ -85,9 +85,9 @@ class Watch(TorchDispatchMode):
         resize, watch = self.outside[0], self
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
-            found = resize(storage, size)
+            result = resize(storage, size)
             watch._see(storage)
-            return found
+            return result
 
         torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign]
         ShardingPropagator._fake_mode_lock = self.pausing()  # type: ignore[assignment]  # held where DTensor derives shapes
@@ -105,7 +105,7 @@ class Watch(TorchDispatchMode):
     def mark(self, phase: str) -> None:
         """Begin a phase, or continue it."""
         self.phase = phase
-        self.counts.setdefault(phase, Cost())
+        self.counts.setdefault(phase, StepCost())
         self.mark_segment("")
 
     def mark_segment(self, name: str) -> None:
@@ -117,9 +117,9 @@ class Watch(TorchDispatchMode):
         """Return the context in which operations do not count."""
         return Paused(self)
 
-    def cost(self, phase: str) -> Cost:
+    def cost(self, phase: str) -> StepCost:
         """The cost of a phase."""
-        return Cost().plus(self.counts[phase])
+        return StepCost().plus(self.counts[phase])
 
     def hold(self, tensors: Iterable[Tensor]) -> int:
         """Count tensors that exist already; return the bytes of those that were not counted yet."""
@@ -165,24 +165,24 @@ class Watch(TorchDispatchMode):
         formula, cost = FLOPS.get(func._overloadpacket), self.counts[self.phase]
         if formula is not None:
             dtype = str(given[0].dtype).removeprefix("torch.")
-            cost.products[Product(dtype, formula(*args, **kwargs, out_val=out), moved)] += 1
+            cost.products[MatrixProduct(dtype, formula(*args, **kwargs, out_val=out), moved)] += 1
         elif moved:
             cost.kernels += 1
             cost.moved += moved
 
-    def _group(self, args: Any) -> Group:
+    def _group(self, args: Any) -> RankGroup:
         """The group among the arguments of a collective: an object, or in functional collectives a name."""
-        for one in reversed(args):
-            if isinstance(one, torch.ScriptObject) and "ProcessGroup" in str(one._type()):
-                return self._shape(ProcessGroup.unbox(one))
-            if isinstance(one, str) and one in dist.distributed_c10d._world.pg_names.values():
-                return self._shape(_resolve_process_group(GroupName(one)))
+        for arg in reversed(args):
+            if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
+                return self._shape(ProcessGroup.unbox(arg))
+            if isinstance(arg, str) and arg in dist.distributed_c10d._world.pg_names.values():
+                return self._shape(_resolve_process_group(GroupName(arg)))
         raise TypeError("a collective without a process group")
 
-    def _shape(self, group: ProcessGroup) -> Group:
+    def _shape(self, group: ProcessGroup) -> RankGroup:
         if group.group_name not in self.groups:
             ranks = dist.get_process_group_ranks(group)
-            self.groups[group.group_name] = Group(len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1)
+            self.groups[group.group_name] = RankGroup(len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1)
         return self.groups[group.group_name]
 
     def _see_tensor(self, tensor: Tensor) -> None:

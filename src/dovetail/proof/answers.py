@@ -28,7 +28,7 @@ BY_ID = re.compile(r"token_id:(\d{1,9})")
 
 
 @dc.dataclass(frozen=True)
-class Step:
+class TokenStep:
     """One token, with the log-probs of the likeliest tokens in its place."""
 
     token: Key
@@ -45,7 +45,7 @@ class Step:
 class Answer:
     """One choice: its steps (without log-probs there are none), text and ids."""
 
-    steps: tuple[Step, ...] = ()
+    steps: tuple[TokenStep, ...] = ()
     text: str = ""
     ids: tuple[int, ...] | None = None  # None: the server does not give ids
     finish: str | None = None
@@ -76,7 +76,7 @@ def choices_of(data: Mapping[str, Any]) -> list[Answer]:
 
 def joined(events: Iterable[Mapping[str, Any]]) -> Answer:
     """The answer of a stream: texts, ids and steps of its events in order."""
-    text, ids, steps = "", list[int](), list[Step]()
+    text, ids, steps = "", list[int](), list[TokenStep]()
     with_ids, finish = False, None
     for event in events:
         if "error" in event:
@@ -115,7 +115,7 @@ def _answer(choice: Mapping[str, Any], cached: int | None) -> Answer:
     return Answer(steps, text, None if ids is None else tuple(ids), finish if isinstance(finish, str) else None, cached)
 
 
-def _steps(logprobs: Mapping[str, Any]) -> tuple[Step, ...]:
+def _steps(logprobs: Mapping[str, Any]) -> tuple[TokenStep, ...]:
     if "content" in logprobs:
         return tuple(_content(entry) for entry in _list(logprobs["content"], MAX_STEPS))
     tokens = _list(logprobs.get("tokens"), MAX_STEPS)
@@ -124,12 +124,12 @@ def _steps(logprobs: Mapping[str, Any]) -> tuple[Step, ...]:
     if not len(tokens) == len(chosen) == len(tops):
         raise ValueError(f"{len(tokens)} tokens, {len(chosen)} log-probs and {len(tops)} rows")
     rows = (_row((top or {}).items()) for top in tops)
-    return tuple(Step(_key(t), _number(p), row, str(t)) for t, p, row in zip(tokens, chosen, rows, strict=True))
+    return tuple(TokenStep(_key(t), _number(p), row, str(t)) for t, p, row in zip(tokens, chosen, rows, strict=True))
 
 
-def _content(entry: Mapping[str, Any]) -> Step:
+def _content(entry: Mapping[str, Any]) -> TokenStep:
     top = [(_entry_key(other), other["logprob"]) for other in _list(entry.get("top_logprobs"), MAX_TOP)]
-    return Step(_entry_key(entry), _number(entry.get("logprob")), _row(top), str(entry.get("token", "")))
+    return TokenStep(_entry_key(entry), _number(entry.get("logprob")), _row(top), str(entry.get("token", "")))
 
 
 def _entry_key(entry: Mapping[str, Any]) -> Key:

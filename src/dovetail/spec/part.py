@@ -100,8 +100,7 @@ class Part:
 
     def __repr__(self) -> str:
         """The class and the fields that differ from their default: `Attention(heads=8, mask=Window(size=64))`."""
-        changed = ((f.name, getattr(self, f.name)) for f in dc.fields(self) if getattr(self, f.name) != default_of(f))
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in changed)})"
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self.changed())})"
 
     @functools.cached_property
     def key(self) -> str:
@@ -203,17 +202,17 @@ class Part:
         """`replace` with plain data, read by the declared type of each field: `set("…mixer.position", "alibi")`."""
         return self.rewrite(pattern, lambda place: _read(data, place.hint, place.path, place.default_kind))
 
-    def rewrite(self, pattern: str, new: Callable[[Place], Any]) -> Self:
+    def rewrite(self, pattern: str, new: Callable[[FieldMatch], Any]) -> Self:
         """`replace` with a value that `new` computes from the place of each field that matches."""
         hits: list[str] = []
-        spec = _rewrite(self, pattern.split("."), new, hits, "")
+        spec = _rewrite(self, type(self), pattern.split("."), new, hits, "")
         if not hits:
             raise _no_match(self, pattern)
         return spec
 
 
 @dc.dataclass(frozen=True)
-class Place:
+class FieldMatch:
     """A field that a pattern matches: its path, its value, its declared type, and its default kind."""
 
     path: str
@@ -242,12 +241,13 @@ def _no_match(part: Part, pattern: str) -> SpecError:
     """Return the error of a pattern that matches no field; it names the first name without a match and the nearest fields."""
     here, names = [part], pattern.split(".")
     for i, name in enumerate(names):
-        fields = sorted({field for one in here for field in _names(one)})
-        if not any(_matches(field, name, one) for one in here for field in _names(one)):
+        fields = sorted({field for inside in here for field, _ in _values(inside)})
+        matches = [value for inside in here for field, value in _values(inside) if _matches(field, name, inside)]
+        if not matches:
             where = f" of {'.'.join(names[:i])}" if i else ""
             remedy = did_you_mean(name, fields) or f"its fields are {', '.join(fields) or 'none'}"
             return SpecError(pattern, f"no field{where} matches {name!r}", remedy)
-        here = [value for one in here for field, value in _below(one) if _matches(field, name, one)]
+        here = [value for value in matches if isinstance(value, (Part, tuple))]
         if not here:
             return SpecError(
                 pattern, f"{'.'.join(names[: i + 1])} holds no part, so it has no field {'.'.join(names[i + 1 :])}"
@@ -255,38 +255,33 @@ def _no_match(part: Part, pattern: str) -> SpecError:
     return SpecError(pattern, "no field of this spec matches")
 
 
-def _names(part: Part | tuple[Any, ...]) -> list[str]:
-    return [str(i) for i in range(len(part))] if isinstance(part, tuple) else [field.name for field in dc.fields(part)]
+def _values(inside: Part | tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    """(name, value) of the fields of a part, or of the items of a tuple by their numbers."""
+    if isinstance(inside, tuple):
+        yield from ((str(i), item) for i, item in enumerate(inside))
+    else:
+        yield from ((field.name, getattr(inside, field.name)) for field in dc.fields(inside))
 
 
-def _below(part: Part | tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
-    """(name, value) of the fields of a part, or of the items of a tuple, that hold parts."""
-    for name in _names(part):
-        value = part[int(name)] if isinstance(part, tuple) else getattr(part, name)
-        if isinstance(value, (Part, tuple)):
-            yield name, value
-
-
-def _rewrite(part: Any, pattern: list[str], new: Callable[[Place], Any], hits: list[str], path: str) -> Any:
-    head, rest = pattern[0], pattern[1:]
+def _rewrite(inside: Any, hint: Any, pattern: list[str], new: Callable[[FieldMatch], Any], hits: list[str], path: str) -> Any:
+    """A part, or a tuple of the type `hint`, with new values where the pattern matches."""
+    items, rest = isinstance(inside, tuple), pattern[1:]
+    hints = {} if items else field_types(type(inside))
     changes: dict[str, Any] = {}
-    hints = field_types(type(part))
-    for field in dc.fields(part):
-        old, here = getattr(part, field.name), join(path, field.name)
-        if not fnmatchcase(field.name, head):
+    for name, old in _values(inside):
+        if not _matches(name, pattern[0], inside):
             continue
+        here, type_ = join(path, name), (*typing.get_args(hint), Part)[0] if items else hints[name]
         if not rest:
             hits.append(here)
-            changes[field.name] = new(Place(here, old, hints[field.name], _default_kind(field)))
-        elif isinstance(old, Part):
-            changes[field.name] = _rewrite(old, rest, new, hits, here)
-        elif isinstance(old, tuple):
-            item_type = (*typing.get_args(hints[field.name]), Part)[0]
-            changes[field.name] = tuple(
-                _rewrite_item(item, item_type, rest, new, hits, join(here, str(i))) if _matches(str(i), rest[0], old) else item
-                for i, item in enumerate(old)
-            )
-    return at_path(path, lambda: dc.replace(part, **changes)) if changes else part
+            item_kind = old.kind if isinstance(old, Part) else None
+            kind = item_kind if items else _default_kind(inside.__dataclass_fields__[name])
+            changes[name] = new(FieldMatch(here, old, type_, kind))
+        elif isinstance(old, (Part, tuple)):
+            changes[name] = _rewrite(old, type_, rest, new, hits, here)
+    if items:
+        return tuple(changes.get(name, old) for name, old in _values(inside))
+    return at_path(path, lambda: dc.replace(inside, **changes)) if changes else inside
 
 
 def _matches(name: str, pattern: str, inside: Any) -> bool:
@@ -295,13 +290,6 @@ def _matches(name: str, pattern: str, inside: Any) -> bool:
         return fnmatchcase(name, pattern)
     start, stop, step = (int(part) if part else None for part in parts.groups())
     return step != 0 and int(name) in range(len(inside))[start:stop:step]
-
-
-def _rewrite_item(item: Any, hint: Any, pattern: list[str], new: Callable[[Place], Any], hits: list[str], here: str) -> Any:
-    if len(pattern) == 1:
-        hits.append(here)
-        return new(Place(here, item, hint, item.kind if isinstance(item, Part) else None))
-    return _rewrite(item, pattern[1:], new, hits, here) if isinstance(item, Part) else item
 
 
 def at_path(path: str, construct: Callable[[], T]) -> T:

@@ -22,7 +22,7 @@ from dovetail.base.errors import StateError
 from dovetail.nn.layout import TokenLayout
 from dovetail.nn.module import at_least_fp32
 from dovetail.nn.view import KV, Edit, Entries, Scoring
-from dovetail.ops.attend import Stored
+from dovetail.ops.attend import StoredEntries
 from dovetail.state.slots import Copies, Slots
 
 LATER = torch.iinfo(torch.long).max  # the order of an empty slot: after every token
@@ -109,7 +109,7 @@ class AttendedEntries:
             order[rows, slot], score[rows, slot] = t, 0.0
             q_layout, k_layout = self._layouts(t, order[active])
             seen: list[Tensor] = []
-            stored = Stored(k_layout, (keys[active], values[active]))
+            stored = StoredEntries(k_layout, (keys[active], values[active]))
             z = stored.attend(q_layout, q[active, j : j + 1], scoring, _heard(seen, edit))
             score[active] += seen[0].sum((-3, -2)).to(score.dtype)
             out[active, j] = z[:, 0]

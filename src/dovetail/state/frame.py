@@ -18,8 +18,8 @@ from torch import Tensor
 from dovetail.base.errors import StateError
 from dovetail.nn.layout import TokenLayout
 from dovetail.nn.view import KV
-from dovetail.ops.attend import Stored
-from dovetail.state.pages import PagedEntries, Piece, Scratch, flat_pieces, pieces
+from dovetail.ops.attend import StoredEntries
+from dovetail.state.pages import PagedEntries, PageRows, Scratch, flat_pieces, pieces
 from dovetail.state.slots import Slots
 
 
@@ -35,7 +35,7 @@ class Frame:
     begin: int = 0  # index of the first new key, where a slice reads old and new keys
     view: tuple[torch.Size, tuple[int, ...], tuple[int, ...]] | None = None  # that slice: shape of the store, sizes, strides
     # where keys lie in pages: tokens per page, the rows in pieces, and memory for copies
-    pages: tuple[int, list[Piece], Scratch] | None = None
+    pages: tuple[int, list[PageRows], Scratch] | None = None
 
 
 def make_frame(
@@ -120,7 +120,7 @@ class TokenView:
     def __init__(self, stores: Sequence[Tensor], frame: Frame) -> None:
         self.stores, self.frame = stores, frame
         self.blocks: BlockView | None = None  # the cache of blocks of these tokens, where the layer declares one
-        self.joined: Stored | None = None  # old and new entries of a chunk that overwrites old ones
+        self.joined: StoredEntries | None = None  # old and new entries of a chunk that overwrites old ones
 
     def append(self, layout: TokenLayout, *new: Tensor) -> KV:
         """Write the new entries (…, n, *axes). Returns all stored entries (…, m, *axes)."""
@@ -134,7 +134,7 @@ class TokenView:
             old = [self._read(store) for store in self.stores]
             self._write(frame.write, new)
             joined = tuple(torch.cat(pair, layout.order.dim() - 1) for pair in zip(old, new, strict=True))
-            self.joined = Stored(frame.key_layout, joined)
+            self.joined = StoredEntries(frame.key_layout, joined)
             return self.joined
         self._write(frame.write, new)
         return self.stored()
@@ -145,8 +145,8 @@ class TokenView:
             return PagedEntries(self.stores, *self.frame.pages, self._gathered)
         return self._gathered()
 
-    def _gathered(self) -> Stored:
-        return Stored(self.frame.key_layout, tuple([self._read(store) for store in self.stores]))
+    def _gathered(self) -> StoredEntries:
+        return StoredEntries(self.frame.key_layout, tuple([self._read(store) for store in self.stores]))
 
     def append_blocks(self, layout: TokenLayout, *new: Tensor) -> KV:
         """The same for blocks of tokens that are complete now; the layouts count blocks."""

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from dovetail.nn.layout import Known, TokenLayout
 from dovetail.nn.view import Edit, Entries, Scoring
-from dovetail.ops.attend import Stored
+from dovetail.ops.attend import StoredEntries
 
 TOKENS = 16384  # keys that are copied at once
 MOST_DECODE_QUERIES = 8  # queries of a row that decodes, at most: its last token and drafts
 
 
 @dc.dataclass(slots=True)
-class Piece:
+class PageRows:
     """Some rows of a step."""
 
     at: slice  # where their queries are: rows of a batch, or tokens of a flat batch
@@ -34,20 +34,20 @@ class Piece:
     key_layout: TokenLayout
 
 
-def pieces(table: Tensor, layout: TokenLayout, key_layout: TokenLayout) -> list[Piece]:
+def pieces(table: Tensor, layout: TokenLayout, key_layout: TokenLayout) -> list[PageRows]:
     """The rows of a step, whose keys lie in the first pages of a table (rows, pages), in pieces."""
     size = max(1, TOKENS // max(key_layout.n, 1))
     cuts = [slice(begin, min(begin + size, len(table))) for begin in range(0, len(table), size)]
     return [
-        Piece(cut, (cut.stop - cut.start, layout.n), table[cut], layout.some_rows(cut), key_layout.some_rows(cut))
+        PageRows(cut, (cut.stop - cut.start, layout.n), table[cut], layout.some_rows(cut), key_layout.some_rows(cut))
         for cut in cuts
     ]
 
 
-def flat_pieces(table: Tensor, lengths: Sequence[int], new: Sequence[int]) -> list[Piece]:
+def flat_pieces(table: Tensor, lengths: Sequence[int], new: Sequence[int]) -> list[PageRows]:
     """The rows of a flat step in which row i, of lengths[i] tokens, gets new[i] more. Rows of equally few new
     tokens that follow each other are one piece."""
-    found, begin, row = list[Piece](), 0, 0
+    found, begin, row = list[PageRows](), 0, 0
     while row < len(new):
         n, last = new[row], row + 1
         longest = lengths[row] + n
@@ -59,7 +59,7 @@ def flat_pieces(table: Tensor, lengths: Sequence[int], new: Sequence[int]) -> li
         if n:
             counts = [lengths[i] + n for i in range(row, last)]
             place = slice(begin, begin + n * (last - row))
-            found.append(Piece(place, (last - row, n), table[row:last], *_layouts(counts, n, table.device)))
+            found.append(PageRows(place, (last - row, n), table[row:last], *_layouts(counts, n, table.device)))
         begin, row = begin + n * (last - row), last
     return found
 
@@ -93,7 +93,7 @@ class PagedEntries:
     """The entries of a paged KV cache in the frame of one step."""
 
     def __init__(
-        self, stores: Sequence[Tensor], page: int, steps: list[Piece], scratch: Scratch, gather: Callable[[], Stored]
+        self, stores: Sequence[Tensor], page: int, steps: list[PageRows], scratch: Scratch, gather: Callable[[], StoredEntries]
     ) -> None:
         """`gather` copies all entries, for mixers that read them in another way."""
         self.stores, self.page, self.steps, self.scratch, self.gather = stores, page, steps, scratch, gather
@@ -108,14 +108,16 @@ class PagedEntries:
             return self.gather().attend(layout, q, scoring, edit)
         out: list[Tensor] = []
         for piece in self.steps:
-            stored = Stored(piece.key_layout, tuple([self._read(i, store, piece) for i, store in enumerate(self.stores)]))
+            stored = StoredEntries(
+                piece.key_layout, tuple([self._read(i, store, piece) for i, store in enumerate(self.stores)])
+            )
             if layout.row is None:
                 out.append(stored.attend(piece.layout, q[piece.at], scoring))
             else:
                 out.append(stored.attend(piece.layout, q[piece.at].unflatten(0, piece.shape), scoring).flatten(0, 1))
         return out[0] if len(out) == 1 else torch.cat(out)
 
-    def _read(self, number: int, store: Tensor, piece: Piece) -> Tensor:
+    def _read(self, number: int, store: Tensor, piece: PageRows) -> Tensor:
         # one page beyond keys that fill theirs: a compiled graph would hold whether the slice of them is contiguous
         used = piece.key_layout.once("pages", lambda: piece.table[:, : piece.key_layout.n // self.page + 1].flatten())
         every = store[:-1].view(-1, self.page * store[0].numel())  # rows of a matrix copy fastest

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dovetail.nn.layout import TokenLayout
 from dovetail.nn.view import KV
-from dovetail.ops.attend import Stored
+from dovetail.ops.attend import StoredEntries
 from dovetail.ops.formats.format import Format
 from dovetail.ops.formats.kinds import FP8, Int4, Int8
 from dovetail.state.frame import Frame, TokenView
@@ -34,7 +34,7 @@ def entry_format(kind: CacheFormat, size: int) -> Format:
 def entry_stores(format: Format, slots: int, shape: Sequence[int], device: torch.device | str | None) -> list[Tensor]:
     """Stores for `slots` entries of a shape: one per tensor of the format."""
     fields = format.tensors((1, *shape)).values()
-    return [torch.zeros(slots, *one.shape[1:], dtype=RAW.get(one.dtype, one.dtype), device=device) for one in fields]
+    return [torch.zeros(slots, *field.shape[1:], dtype=RAW.get(field.dtype, field.dtype), device=device) for field in fields]
 
 
 class QuantizedView(TokenView):
@@ -64,11 +64,11 @@ class QuantizedView(TokenView):
         """All stored entries, decoded."""
         return self._decoded(self.raw.stored())
 
-    def _decoded(self, kv: KV) -> Stored:
+    def _decoded(self, kv: KV) -> StoredEntries:
         tensors, layout = kv.entries()
         given, decoded = iter(tensors), []
         for format, size in zip(self.formats, self.sizes, strict=True):
             names = format.tensors((1, size))
             fields = {name: (t := next(given)).view(one.dtype if one.dtype in RAW else t.dtype) for name, one in names.items()}
             decoded.append(format.decode(fields, size).to(self.dtype))
-        return Stored(layout, tuple(decoded))
+        return StoredEntries(layout, tuple(decoded))

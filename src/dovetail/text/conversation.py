@@ -47,7 +47,7 @@ class Completion:
 
 
 @dc.dataclass(frozen=True)
-class Chat:
+class Conversation:
     """Messages; the turns of the assistant from `first` on are answers. `tools` are those that the template renders."""
 
     messages: tuple[Message, ...]
@@ -59,7 +59,7 @@ class Chat:
         return [i for i, one in enumerate(self.messages) if i >= self.first and one["role"] == ANSWERS]
 
 
-Example = Completion | Chat
+Example = Completion | Conversation
 
 
 class Encoded(NamedTuple):
@@ -93,7 +93,7 @@ class TurnEncoder:
         engine = self.tokenizer.engine
         named = None if self.template is None else self.template.tokens.get("eos_token")
         candidates = [engine.token_to_id(name) for name in (named, END) if name is not None]
-        found = [one for one in candidates if one is not None and (one in self.stop or not self.stop)]
+        found = [candidate for candidate in candidates if candidate is not None and (candidate in self.stop or not self.stop)]
         if not found and not self.stop:
             remedy = "give eos_token_id in generation_config.json"
             raise FileError(f"{self.origin}: has no end token, so a completion would have no end; {remedy}")
@@ -110,18 +110,20 @@ class TurnEncoder:
         renders = iter(self._rendered([one for _, one in examples]))
         return [
             self._chat(where, one, [next(renders) for _ in range(2 * len(one.answers()))])
-            if isinstance(one, Chat)
+            if isinstance(one, Conversation)
             else self._completion(where, one)
             for where, one in examples
         ]
 
-    def prompts(self, prompts: Sequence[str | Chat]) -> list[list[int]]:
+    def prompts(self, prompts: Sequence[str | Conversation]) -> list[list[int]]:
         """Return the ids of prompts, behind which the model generates: plain texts, or messages to answer."""
-        chats = [(one.messages, True, one.tools) for one in prompts if isinstance(one, Chat)]
+        chats = [(prompt.messages, True, prompt.tools) for prompt in prompts if isinstance(prompt, Conversation)]
         renders = iter(self._render(chats))
         return [
-            self.tokenizer.prompt(next(renders), add_special=False) if isinstance(one, Chat) else self.tokenizer.prompt(one)
-            for one in prompts
+            self.tokenizer.prompt(next(renders), add_special=False)
+            if isinstance(prompt, Conversation)
+            else self.tokenizer.prompt(prompt)
+            for prompt in prompts
         ]
 
     # -- completions
@@ -140,13 +142,13 @@ class TurnEncoder:
 
     def _rendered(self, examples: Sequence[Example]) -> list[str]:
         """For each answer of each chat: the prompt before it, and the text through it."""
-        chats = [one for one in examples if isinstance(one, Chat)]
+        chats = [example for example in examples if isinstance(example, Conversation)]
         return self._render(
             [
                 request
-                for one in chats
-                for i in one.answers()
-                for request in ((one.messages[:i], True, one.tools), (one.messages[: i + 1], False, one.tools))
+                for chat in chats
+                for i in chat.answers()
+                for request in ((chat.messages[:i], True, chat.tools), (chat.messages[: i + 1], False, chat.tools))
             ]
         )
 
@@ -179,7 +181,7 @@ class TurnEncoder:
                 what = f"writes {literal[:SHOWN]!r}, which the tokenizer of {self.origin} splits into {len(ids)} tokens"
                 raise FileError(f"{self.template.origin}: {what}; add it to tokenizer.json as a special token")
 
-    def _chat(self, where: str, example: Chat, renders: Sequence[str]) -> Encoded:
+    def _chat(self, where: str, example: Conversation, renders: Sequence[str]) -> Encoded:
         if not renders:
             raise FileError(f"{where}: has no message of the role {ANSWERS!r} to learn; give one")
         whole, spans = self.tokenizer.prompt(renders[-1], add_special=False), list[tuple[int, int]]()

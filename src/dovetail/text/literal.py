@@ -79,7 +79,7 @@ class ConversationEncoder:
         if mark is None:
             raise InputError("messages: hold all 32 noncharacters U+FDD0 to U+FDEF; leave them out")
         everywhere, of_models = _pattern(self.control), _pattern(self.special)
-        marked = [_marked(one, of_models if one.get("role") == ASSISTANT else everywhere, mark) for one in messages]
+        marked = [_marked(message, of_models if message.get("role") == ASSISTANT else everywhere, mark) for message in messages]
         return Marked(marked, _marked(given, everywhere, mark), mark)
 
     def ids(self, text: str, mark: str, *, add_special: bool = False) -> list[int]:
@@ -115,7 +115,7 @@ class ConversationEncoder:
 
 def _pattern(tokens: Mapping[str, int]) -> re.Pattern[str]:
     """Finds the tokens, the longest first."""
-    return re.compile("|".join(re.escape(one) for one in sorted(tokens, key=len, reverse=True)) or r"(?!)")
+    return re.compile("|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True)) or r"(?!)")
 
 
 def _strings(value: Any) -> list[str]:

@@ -28,7 +28,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """`{% generation %} … {% endgeneration %}` marks the turns of the assistant; it renders as its body."""
 
     tags = {"generation"}
@@ -41,7 +41,7 @@ class Generation(Extension):
 
 def render(template: str, given: Sequence[dict[str, Any]], longest: int) -> list[str]:
     """Return the template rendered with each of the variables; more than `longest` characters are an error."""
-    sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+    sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols])
     sandbox.filters["tojson"] = _to_json
     sandbox.globals["raise_exception"] = _refuse
     sandbox.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)

@@ -20,7 +20,7 @@ from dovetail.nn.ctx import Ctx
 from dovetail.nn.loss import IGNORED, LossSum
 from dovetail.spec.part import plain
 from dovetail.training.objective import Labeled, NextToken, context, with_accuracy
-from dovetail.training.source import Shape, Source
+from dovetail.training.source import BatchShape, Source
 
 HELD_OUT_ROWS = 512
 HELD_OUT_SEED = 2**62  # the first seed of held-out batches; those of steps are below
@@ -46,7 +46,7 @@ class Answers(Labeled):
         NextToken.check(spec)  # earlier answers stand among the tokens after them
 
 
-def from_task(task: SyntheticTask, spec: Model, shape: Shape) -> Source:
+def from_task(task: SyntheticTask, spec: Model, shape: BatchShape) -> Source:
     """Draw rows of `shape.length` tokens over the vocabulary of the spec."""
     task.check_sizes(shape.length, spec.vocab)
 

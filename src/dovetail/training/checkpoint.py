@@ -92,14 +92,9 @@ class Checkpoints:
             failure, self.failure = self.failure, None
             raise failure
 
-    def latest(self, before: int | None = None) -> Path | None:
-        """The newest checkpoint that verifies, on every rank the same; `before` leaves out this step and later ones."""
-        for path in reversed(self.complete()):
-            if before is not None and step_of(path) >= before:
-                continue
-            if self._verifies(path):
-                return path
-        return None
+    def latest(self) -> Path | None:
+        """The newest checkpoint that verifies, on every rank the same."""
+        return next((path for path in reversed(self.complete()) if self._verifies(path)), None)
 
     def load(self, path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         """Copy a checkpoint into the tensors, each rank its shard; return the numbers."""

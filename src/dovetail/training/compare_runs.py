@@ -30,7 +30,7 @@ WITHIN = 0.01  # budgets that differ by less are equal
 
 
 @dc.dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """Run b against run a."""
 
     a: str
@@ -98,14 +98,14 @@ class Comparison:
         return {**dc.asdict(self), **verdict, "fair": self.fair}
 
 
-def compare_runs(a: RunRecord, b: RunRecord) -> Comparison:
+def compare_runs(a: RunRecord, b: RunRecord) -> RunComparison:
     """Compare two runs by what their directories record."""
     data = [record.settings.get(RECORDED, {}).get("data", {}) for record in (a, b)]
     order = [name for name in ORDER if a.settings.get(name) != b.settings.get(name)]
     order += [f"data ({name})" for name in DATA if data[0].get(name) != data[1].get(name)]
     order += [] if "sha256" in data[0] else ["data (not recorded)"]
     number, different = (None, []) if a.initial is None or b.initial is None else shared(a.initial, b.initial)
-    return Comparison(
+    return RunComparison(
         str(a.place),
         str(b.place),
         tuple((group.paths, group.a, group.b) for group in field_groups(diff(a.spec, b.spec))),

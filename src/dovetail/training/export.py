@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dovetail.base.errors import FileError
 from dovetail.disk.tensors import DTYPES
-from dovetail.files.model_dir import Piece, spec_and, write_directory
+from dovetail.files.model_dir import LazyTensors, spec_and, write_directory
 from dovetail.model.model import Model
 from dovetail.spec.fold import Declared, declared
 from dovetail.training.checkpoint import CHECKPOINTS, CheckpointManifest, Checkpoints, read_manifest, step_of, verify
@@ -62,13 +62,13 @@ def stored(spec: Model) -> list[Declared]:
     return [d for d in declared(spec) if d.weight.stored]
 
 
-def checkpoint_pieces(checkpoint: Path, spec: Model) -> list[Piece]:
+def checkpoint_pieces(checkpoint: Path, spec: Model) -> list[LazyTensors]:
     """Every stored weight of a spec, read from a checkpoint when it is written."""
     manifest = read_manifest(checkpoint)
     return [_piece(checkpoint, manifest, d.path) for d in stored(spec)]
 
 
-def _piece(checkpoint: Path, manifest: CheckpointManifest, path: str) -> Piece:
+def _piece(checkpoint: Path, manifest: CheckpointManifest, path: str) -> LazyTensors:
     names = [name for name in (f"ema.{path}", f"weights.{path}") if name in manifest.tensors]
     if not names:
         raise FileError(f"{checkpoint}: holds no weights.{path}; was the spec edited?")
@@ -80,4 +80,4 @@ def _piece(checkpoint: Path, manifest: CheckpointManifest, path: str) -> Piece:
         read_chunks(checkpoint, {names[0]: described}, {names[0]: tensor})
         return {path: tensor}
 
-    return Piece({path: layout}, make)
+    return LazyTensors({path: layout}, make)

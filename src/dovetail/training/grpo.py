@@ -25,16 +25,16 @@ import torch
 from torch import Tensor
 
 from dovetail.base.errors import UsageError
-from dovetail.data.chats import Prompt, read_prompts
+from dovetail.data.chats import PromptRow, read_prompts
 from dovetail.data.corpus import Batch
 from dovetail.data.rows import held_out_rows
 from dovetail.model.model import Model, ModelModule
 from dovetail.nn.loss import IGNORED, LossSum
-from dovetail.text.conversation import Chat, Encoded
+from dovetail.text.conversation import Conversation, Encoded
 from dovetail.training.objective import NOT_A_SETTING, Setup, TuningData, context
-from dovetail.training.rollout import Rollout, checked, reward_named, roll_out
+from dovetail.training.rollout import SampledAnswer, checked, reward_named, roll_out
 from dovetail.training.rows import FRACTION, row_source
-from dovetail.training.source import Note, Rows, Shape, Source, check_vocab
+from dovetail.training.source import BatchShape, Note, Rows, Source, check_vocab
 from dovetail.training.step import seed_of
 from dovetail.training.tuning import TuningObjective, packed_batch, turn_encoder
 
@@ -46,7 +46,7 @@ HELD_OUT = 1_000_003  # added to the seed of held-out rollouts
 class Sampler:
     """Prompts, and how they are answered and rewarded."""
 
-    prompts: list[Prompt]
+    prompts: list[PromptRow]
     ids: list[list[int]]
     tokenizer: Any
     stop: frozenset[int]
@@ -56,17 +56,17 @@ class Sampler:
     temperature: float
     length: int
 
-    def answers(self, model: ModelModule, rows: Rows, group: int, seed: int) -> list[Rollout]:
+    def answers(self, model: ModelModule, rows: Rows, group: int, seed: int) -> list[SampledAnswer]:
         """Sample `group` answers to each of some prompts."""
         chosen = [self.ids[row] for row in rows]
         return roll_out(model, chosen, group, self.max_tokens, self.temperature, self.stop, seed)
 
-    def rewards(self, rows: Rows, rollouts: list[Rollout], group: int) -> Tensor:
+    def rewards(self, rows: Rows, rollouts: list[SampledAnswer], group: int) -> Tensor:
         """(rows · group,) the rewards of answers."""
         values = list[float]()
         for i, rollout in enumerate(rollouts):
             one = self.prompts[rows[i // group]]
-            prompt = str(one.prompt.messages[-1]["content"]) if isinstance(one.prompt, Chat) else one.prompt
+            prompt = str(one.prompt.messages[-1]["content"]) if isinstance(one.prompt, Conversation) else one.prompt
             values.append(checked(self.reward, prompt, self.tokenizer.decode(rollout.tokens), one.fields, one.where))
         return torch.tensor(values)
 
@@ -77,7 +77,7 @@ class Sampler:
         encoded = [_encoded(self.ids[rows[i // self.group]], one) for i, one in enumerate(rollouts)]
         tokens, labels, layout = packed_batch([[one] for one in encoded], self.length)
         old = torch.zeros(labels.shape)
-        old[labels != IGNORED] = torch.tensor([value for one in rollouts for value in one.log_probs])
+        old[labels != IGNORED] = torch.tensor([value for rollout in rollouts for value in rollout.log_probs])
         extra = {"advantages": advantages(rewards, self.group), "old": old}
         figures = {"reward": float(rewards.mean()), "answer_tokens": float((labels != IGNORED).sum() / len(labels))}
         return Batch(tokens, labels, layout, extra=extra, figures=figures)
@@ -139,7 +139,7 @@ class Grpo(TuningObjective):
         if setup.ranks.count > 1:
             raise UsageError("grpo: samples and trains in one process; run it on one rank")
         assert source.table is not None, "a source of rows"
-        assert isinstance(source.table.make, Prompts), "a source of prompts"
+        assert isinstance(source.table.make, PromptBatches), "a source of prompts"
         sampler = source.table.make.sampler
         with setup.computing():  # the copies that it computes with, so that the reference has the precision of the model
             first = copy.deepcopy(setup.model).requires_grad_(False).eval() if self.kl else None
@@ -153,7 +153,7 @@ class Grpo(TuningObjective):
         return dc.replace(self, sampler=sampler, first=first), source._replace(batch=batch)
 
     @classmethod
-    def read(cls, path: Path, spec: Model, shape: Shape, note: Note, data: TuningData) -> Source:
+    def read(cls, path: Path, spec: Model, shape: BatchShape, note: Note, data: TuningData) -> Source:
         options = data.options
         group, max_tokens = int(options.get("group", 8)), int(options.get("max_tokens", 64))
         temperature = float(options.get("temperature", 1.0))
@@ -164,7 +164,7 @@ class Grpo(TuningObjective):
         encoder = turn_encoder(data.vocabulary, options.get("template"), data.origin)
         check_vocab(encoder.tokenizer.size, spec, data.origin)
         prompts, sha256 = read_prompts(path)
-        ids = encoder.prompts([one.prompt for one in prompts])
+        ids = encoder.prompts([prompt.prompt for prompt in prompts])
         kept = [i for i, one in enumerate(ids) if len(one) + max_tokens <= shape.length]
         if len(kept) < len(ids):
             what = (
@@ -178,12 +178,12 @@ class Grpo(TuningObjective):
         sampler = Sampler(prompts, ids, encoder.tokenizer, stop, reward, group, max_tokens, temperature, shape.length)
         settings = {"chats": str(path)}
         parts, fewer = held_out_rows(len(ids), FRACTION), shape._replace(batch=shape.batch // group)
-        names = [one.where for one in prompts]
-        return row_source(path, Prompts(sampler), *parts, fewer, encoder.tokenizer, settings, sha256, names)
+        names = [prompt.where for prompt in prompts]
+        return row_source(path, PromptBatches(sampler), *parts, fewer, encoder.tokenizer, settings, sha256, names)
 
 
 @dc.dataclass(frozen=True)
-class Prompts:
+class PromptBatches:
     """Makes the batch of some prompts, whose answers are sampled when it is trained on."""
 
     sampler: Sampler
@@ -191,10 +191,10 @@ class Prompts:
     def __call__(self, rows: Rows) -> Batch:
         """Tokens (batch, n) of the prompts, and their rows."""
         examples = [Encoded(np.array(self.sampler.ids[row]), np.zeros(len(self.sampler.ids[row]), bool)) for row in rows]
-        tokens, labels, layout = packed_batch([[one] for one in examples], self.sampler.length)
+        tokens, labels, layout = packed_batch([[example] for example in examples], self.sampler.length)
         return Batch(tokens, labels, layout, extra={"row": torch.from_numpy(np.asarray(rows))})
 
 
-def _encoded(prompt: list[int], rollout: Rollout) -> Encoded:
+def _encoded(prompt: list[int], rollout: SampledAnswer) -> Encoded:
     ids = np.array([*prompt, *rollout.tokens], np.int64)
     return Encoded(ids, np.arange(len(ids)) >= len(prompt))

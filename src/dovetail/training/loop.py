@@ -32,7 +32,7 @@ from dovetail.nn.module import evaluating
 from dovetail.training.metrics import Speed, StepMetrics
 from dovetail.training.objective import Objective
 from dovetail.training.plan import Plan
-from dovetail.training.ranks import Ranks
+from dovetail.training.ranks import JobRanks
 from dovetail.training.samples import Samples
 from dovetail.training.step import Trainer, seed_of
 from dovetail.weights.quantization.leaf import SAVED
@@ -65,7 +65,7 @@ def train(
     validation: Sequence[Batch] = (),
     stop: Callable[[], bool] = lambda: False,
     recorder: Recorder | None = None,
-    ranks: Ranks | None = None,
+    ranks: JobRanks | None = None,
     samples: Samples | None = None,
     where: Callable[[int], str] | None = None,
     speed: Speed | None = None,
@@ -137,7 +137,7 @@ def train(
 class _Pace:
     """The number of steps of a run limited by minutes: set after its first steps, and lowered where later ones are slower."""
 
-    def __init__(self, plan: Plan, first: int, start: float, ranks: Ranks) -> None:
+    def __init__(self, plan: Plan, first: int, start: float, ranks: JobRanks) -> None:
         self.end = None if plan.minutes is None else start + 60 * plan.minutes
         self.first, self.ranks = first, ranks
         self.last, self.at = first, start  # the step and the time of the last measurement
@@ -171,11 +171,11 @@ def _eval(trainer: Trainer, validation: Sequence[Batch], step: int, until: float
     with trainer.averaged(), trainer.computing():
         seed = trainer.plan.seed
         late = None if until is None else lambda: trainer.ranks.any(time.monotonic() > until)
-        found = measure(trainer.model, validation, trainer.objective, seed, trainer.evaluate, late) if validation else {}
-    loss = found.get("loss")
+        result = measure(trainer.model, validation, trainer.objective, seed, trainer.evaluate, late) if validation else {}
+    loss = result.get("loss")
     if trainer.ranks.any(trainer.nonfinite() is not None or not math.isfinite(loss or 0.0)):
         raise trainer.diverged(step, "the update overflowed" if loss is None else f"the held-out loss is {loss}")
-    return found
+    return result
 
 
 def evaluate(model: ModelModule, batches: Sequence[Batch], objective: Objective, seed: int = 0) -> float:

@@ -39,8 +39,8 @@ from dovetail.text.tokenizer import MASK, Tokenizer
 if TYPE_CHECKING:
     from dovetail.decoding.generation import Vocabulary
     from dovetail.model.transformer import Transformer
-    from dovetail.training.ranks import Ranks
-    from dovetail.training.source import Note, Shape, Source, TokenizerKind
+    from dovetail.training.ranks import JobRanks
+    from dovetail.training.source import BatchShape, Note, Source, TokenizerKind
 
 NOT_A_SETTING = {"setting": False}  # the metadata of a field that a run sets itself
 STREAMS = ("masked tokens", "random tokens")
@@ -64,7 +64,7 @@ class Setup(NamedTuple):
     model: Transformer  # with its initial weights
     place: Path | None  # the run directory
     seed: int
-    ranks: Ranks
+    ranks: JobRanks
     computing: Callable[[], AbstractContextManager[Any]]  # the context in which the model runs in the run's precision
     load: Callable[[str | Path], Transformer]  # the model of a directory
 
@@ -113,12 +113,12 @@ class Objective(ABC):
         return spec
 
     @classmethod
-    def read(cls, path: Path, spec: Model, shape: Shape, note: Note, data: TuningData) -> Source:
+    def read(cls, path: Path, spec: Model, shape: BatchShape, note: Note, data: TuningData) -> Source:
         """Read a file of tuning rows, for objectives that read `chats`."""
         raise NotImplementedError
 
     @classmethod
-    def read_pairs(cls, path: Path, spec: Model, kind: TokenizerKind | Tokenizer, shape: Shape, note: Note) -> Source:
+    def read_pairs(cls, path: Path, spec: Model, kind: TokenizerKind | Tokenizer, shape: BatchShape, note: Note) -> Source:
         """Read a file of pairs of texts, for objectives that read `pairs`; the tokenizer is given, or of a kind to train."""
         raise NotImplementedError
 
@@ -180,7 +180,7 @@ def context(batch: Batch, seed: int, training: bool) -> Ctx:
     return Ctx(layout=batch.layout, draws=Draws(seed) if training else None, losses=Losses() if training else None)
 
 
-class Side(NamedTuple):
+class PairSide(NamedTuple):
     """One of the two texts of each row, and its labels if it has some."""
 
     tokens: Tensor
@@ -188,15 +188,15 @@ class Side(NamedTuple):
     layout: TokenLayout
 
 
-def sides(batch: Batch) -> tuple[Side, Side]:
+def sides(batch: Batch) -> tuple[PairSide, PairSide]:
     """The two texts of each row of a batch: its tokens and its source."""
     assert batch.source is not None, "a batch of two texts per row has a source"
     assert batch.source_layout is not None, "a batch of two texts per row has the layout of its source"
     labels = batch.extra.get("source_labels", batch.labels)
-    return Side(batch.tokens, batch.labels, batch.layout), Side(batch.source, labels, batch.source_layout)
+    return PairSide(batch.tokens, batch.labels, batch.layout), PairSide(batch.source, labels, batch.source_layout)
 
 
-def run_side(batch: Batch, side: Side, seed: int, training: bool, run: RunSide) -> tuple[Tensor, Tensor]:
+def run_side(batch: Batch, side: PairSide, seed: int, training: bool, run: RunSide) -> tuple[Tensor, Tensor]:
     """What `run` computes of one side, and the losses that parts add to the pass, ()."""
     ctx = context(dc.replace(batch, layout=side.layout), seed, training)
     found = run(side.tokens, side.labels, ctx)
@@ -204,7 +204,7 @@ def run_side(batch: Batch, side: Side, seed: int, training: bool, run: RunSide) 
 
 
 def run_sides(
-    batch: Batch, both: tuple[Side, Side], seed: int, training: bool, run: RunSide
+    batch: Batch, both: tuple[PairSide, PairSide], seed: int, training: bool, run: RunSide
 ) -> tuple[tuple[Tensor, Tensor], Tensor]:
     """What `run` computes of both sides, and the mean of the losses that parts add to the two passes."""
     (first, added), (second, more) = (run_side(batch, side, seed, training, run) for side in both)

@@ -167,7 +167,7 @@ class Optimizer:
     def state(self) -> dict[str, Tensor]:
         """Every tensor of the optimizer's state by name, allocated where it is not yet: a checkpoint saves or loads these."""
         paths = {weight: path for path, weight in self.weights.items()}
-        found: dict[str, Tensor] = {}
+        result: dict[str, Tensor] = {}
         for part in self.parts:
             for weight in (weight for group in part.param_groups for weight in group["params"]):
                 held = part.state[weight]
@@ -175,8 +175,8 @@ class Optimizer:
                     held.update({name: torch.zeros_like(weight) for name in STATE[type(part)]})
                     if isinstance(part, torch.optim.AdamW):
                         held["step"] = torch.zeros((), dtype=torch.float32)
-                found |= {f"{paths[weight]}.{name}": tensor for name, tensor in held.items()}
-        return found
+                result |= {f"{paths[weight]}.{name}": tensor for name, tensor in held.items()}
+        return result
 
 
 def weights_named(spec: Model, patterns: Sequence[str]) -> list[Declared] | None:

@@ -45,7 +45,7 @@ from dovetail.spec.fold import over_vocab
 from dovetail.text.tokenizer import END, Tokenizer
 from dovetail.training.objective import NOT_A_SETTING, Objective, Reads, Seq2Seq, Setup, check_reads_pairs, run_sides, sides
 from dovetail.training.rows import FRACTION, PaddedTexts, row_source
-from dovetail.training.source import Note, Rows, Shape, Source, TokenizerKind, tokenizer_for
+from dovetail.training.source import BatchShape, Note, Rows, Source, TokenizerKind, tokenizer_for
 
 # -- contrastive learning ---------------------------------------------------------------------------------------------
 
@@ -94,7 +94,7 @@ class Contrastive(Objective):
             raise SpecError("head", "pairs are compared by one vector per row", "--set head=pooled_embedding")
 
     @classmethod
-    def read_pairs(cls, path: Path, spec: Model, kind: TokenizerKind | Tokenizer, shape: Shape, note: Note) -> Source:
+    def read_pairs(cls, path: Path, spec: Model, kind: TokenizerKind | Tokenizer, shape: BatchShape, note: Note) -> Source:
         data = read_pairs(path)
         train, held_out = held_out_rows(len(data.first), FRACTION)
         joined = "\n".join(text for i in train for text in (data.first[i], data.second[i]))
@@ -120,11 +120,11 @@ LENGTHS = "lengths"  # words of the translations per word of the references
 def counts(translations: Sequence[str], references: Sequence[str]) -> dict[str, tuple[int, int]]:
     """(matches, n-grams) by order `1` … `4`, and `lengths`: (words of the translations, words of the references)."""
     both = [(one.split(), other.split()) for one, other in zip(translations, references, strict=True)]
-    found = {LENGTHS: (sum(len(one) for one, _ in both), sum(len(other) for _, other in both))}
+    result = {LENGTHS: (sum(len(one) for one, _ in both), sum(len(other) for _, other in both))}
     for n in range(1, ORDER + 1):
         pairs = [(_ngrams(one, n), _ngrams(other, n)) for one, other in both]
-        found[str(n)] = (sum((one & other).total() for one, other in pairs), sum(one.total() for one, _ in pairs))
-    return found
+        result[str(n)] = (sum((one & other).total() for one, other in pairs), sum(one.total() for one, _ in pairs))
+    return result
 
 
 def bleu(sums: Mapping[str, tuple[float, float]]) -> float:
@@ -187,11 +187,11 @@ class Translation(Seq2Seq):
         return {name: LossSum(_number(total, model), _number(count, model)) for name, (total, count) in sums.items()}
 
     def metrics(self, means: Mapping[str, float]) -> dict[str, float]:
-        found = super().metrics({name: mean for name, mean in means.items() if not name.startswith(BLEU)})
+        result = super().metrics({name: mean for name, mean in means.items() if not name.startswith(BLEU)})
         if "exact_match" not in means:
-            return found
+            return result
         orders = {name[len(BLEU) : -2] for name in means if name.startswith(BLEU)}
-        return {**found, "bleu": bleu({name: (means[f"{BLEU}{name}.0"], means[f"{BLEU}{name}.1"]) for name in orders})}
+        return {**result, "bleu": bleu({name: (means[f"{BLEU}{name}.0"], means[f"{BLEU}{name}.1"]) for name in orders})}
 
     @classmethod
     def check(cls, spec: Model) -> None:
@@ -203,7 +203,7 @@ class Translation(Seq2Seq):
         return cls(tokenizer, length)
 
     @classmethod
-    def read_pairs(cls, path: Path, spec: Model, kind: TokenizerKind | Tokenizer, shape: Shape, note: Note) -> Source:
+    def read_pairs(cls, path: Path, spec: Model, kind: TokenizerKind | Tokenizer, shape: BatchShape, note: Note) -> Source:
         data = read_pairs(path)
         train, _ = held_out_rows(len(data.first), FRACTION)
         joined = "\n".join(text for i in train for text in (data.first[i], data.second[i]))

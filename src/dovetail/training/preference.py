@@ -37,7 +37,7 @@ from dovetail.nn.module import at_least_fp32
 from dovetail.text.conversation import Encoded
 from dovetail.training.objective import Setup, TuningData, run_side, run_sides, sides
 from dovetail.training.reference import add_reference
-from dovetail.training.source import Note, Rows, Shape, Source
+from dovetail.training.source import BatchShape, Note, Rows, Source
 from dovetail.training.tuning import TuningObjective, TuningRows, packed_batch
 
 
@@ -58,7 +58,7 @@ def scores(model: ModelModule, batch: Batch, seed: int, training: bool) -> tuple
     """The scores of both answers of each row, and the mean of the losses that parts add to the two passes."""
     both = sides(batch)
     log_probs, added = run_sides(batch, both, seed, training, model.log_probs)
-    policy = torch.stack([one.sum(-1) for one in log_probs])
+    policy = torch.stack([log_prob.sum(-1) for log_prob in log_probs])
     reference = batch.extra["reference"].T.to(policy.dtype) if "reference" in batch.extra else torch.zeros_like(policy)
     chosen, rejected = (Scores(policy[i], reference[i], (side.labels != IGNORED).sum(-1)) for i, side in enumerate(both))
     return chosen, rejected, added
@@ -115,7 +115,7 @@ class Pairs(RowObjective):
     """An objective on pairs."""
 
     @classmethod
-    def read(cls, path: Path, spec: Model, shape: Shape, note: Note, data: TuningData) -> Source:
+    def read(cls, path: Path, spec: Model, shape: BatchShape, note: Note, data: TuningData) -> Source:
         rows = TuningRows(path, *read_preferences(path), spec, shape, note, data)
         chosen, rejected = ([pair[i] for pair in rows.encoded] for i in range(2))
         return rows.source(lambda some: two_sided(chosen, rejected, some, shape.length), *rows.parts)
@@ -232,7 +232,7 @@ class Kto(RowObjective):
         return weights * (1 - torch.sigmoid(self.beta * gains)), gains
 
     @classmethod
-    def read(cls, path: Path, spec: Model, shape: Shape, note: Note, data: TuningData) -> Source:
+    def read(cls, path: Path, spec: Model, shape: BatchShape, note: Note, data: TuningData) -> Source:
         rows = TuningRows(path, *read_judged(path), spec, shape, note, data)
         own = [one for (one,) in rows.encoded]
         if len(own) < 2:
@@ -283,8 +283,8 @@ def two_sided(first: list[Encoded], second: list[Encoded], rows: Rows, length: i
     return Batch(tokens, labels, layout, source, numbered, {"source_labels": source_labels})
 
 
-def _answered(one: Encoded, other: Encoded, length: int) -> Encoded:
+def _answered(encoded: Encoded, other: Encoded, length: int) -> Encoded:
     """The prompt of one example with the first answer and what follows it of another, cut to `length` tokens."""
-    start, stop = int(one.answer.argmax()), int(other.answer.argmax())
-    ids = np.concatenate([one.ids[:start], other.ids[stop:]])[:length]
-    return Encoded(ids, np.concatenate([one.answer[:start], other.answer[stop:]])[:length])
+    start, stop = int(encoded.answer.argmax()), int(other.answer.argmax())
+    ids = np.concatenate([encoded.ids[:start], other.ids[stop:]])[:length]
+    return Encoded(ids, np.concatenate([encoded.answer[:start], other.answer[stop:]])[:length])

@@ -54,7 +54,7 @@ class Totals(NamedTuple):
     flags: tuple[bool, ...]
 
 
-class Ranks:
+class JobRanks:
     """This process among the ranks of a run; alone where there is one."""
 
     def __init__(
@@ -187,18 +187,18 @@ class Ranks:
 
 
 @contextmanager
-def ranks_of_run(timeout: float = TIMEOUT, **axes: Unpack[Axes]) -> Iterator[Ranks]:
+def ranks_of_run(timeout: float = TIMEOUT, **axes: Unpack[Axes]) -> Iterator[JobRanks]:
     """Join the ranks of torchrun, where it started this process, in a layout (`Layout.of`). A collective that takes longer than
     `timeout` seconds, or a rank that dies, ends all ranks."""
     count = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
     layout = Layout.of(count, **axes)
     if count == 1:
-        yield Ranks()
+        yield JobRanks()
         return
     status = Status()
     with joined_ranks(timeout=timeout), ends_with_others(timeout, status) as members:
-        hosts = [one.host for one in members]
-        yield Ranks(dist.get_rank(), layout, timeout, status, hosts)
+        hosts = [member.host for member in members]
+        yield JobRanks(dist.get_rank(), layout, timeout, status, hosts)
 
 
 WINDOW = 20  # steps after which ranks are compared

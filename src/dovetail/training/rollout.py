@@ -33,7 +33,7 @@ from dovetail.state.pool import Pool
 STREAM = "rollouts"
 
 
-class Rollout(NamedTuple):
+class SampledAnswer(NamedTuple):
     """A completion: its token ids, the end token included where it came to one, and the log-prob of each."""
 
     tokens: list[int]
@@ -49,12 +49,12 @@ def roll_out(
     temperature: float,
     stop: Collection[int],
     seed: int,
-) -> list[Rollout]:
+) -> list[SampledAnswer]:
     """Sample `group` completions of every prompt; those of a prompt follow each other. Temperature 0 is greedy."""
     check_generates(model.part)
-    device, count, lengths = model.device, len(prompts) * group, [len(one) for one in prompts]
+    device, count, lengths = model.device, len(prompts) * group, [len(prompt) for prompt in prompts]
     pool = Pool(model.part, count, max(lengths) + max_tokens, dtype=model.dtype, device=device)
-    found = [Rollout([], []) for _ in range(count)]
+    result = [SampledAnswer([], []) for _ in range(count)]
     stream, alive = streams(torch.tensor(seed), [STREAM])[0].to(device), list(range(count))
     with evaluating(model):
         logits = _prefill(model, pool, prompts, group)
@@ -63,21 +63,21 @@ def roll_out(
             uniform = words(draw(stream, rows, torch.full_like(rows, place)))[0].double() * 2.0**-32
             tokens, log_probs = _choose(logits, temperature, uniform)
             for row, token, log_prob in zip(alive, read(tokens), log_probs.tolist(), strict=True):
-                found[row].tokens.append(token)
-                found[row].log_probs.append(log_prob)
-            going = [i for i, row in enumerate(alive) if found[row].tokens[-1] not in stop]
+                result[row].tokens.append(token)
+                result[row].log_probs.append(log_prob)
+            going = [i for i, row in enumerate(alive) if result[row].tokens[-1] not in stop]
             alive = [alive[i] for i in going]
             if not alive or place + 1 == max_tokens:
                 break
             step = pool.step(alive, [1] * len(alive))
             ctx = Ctx(layout=step.layout, views=step.views, ranks=model.ranks)
             logits = model.next_logits(tokens[going][:, None], ctx)[:, -1]
-    return found
+    return result
 
 
 def _prefill(model: ModelModule, pool: Pool, prompts: Sequence[Sequence[int]], group: int) -> Tensor:
     """Read every prompt once, and fork it to its group; return the logits (rows, vocab) after the prompts."""
-    lengths = [len(one) for one in prompts]
+    lengths = [len(prompt) for prompt in prompts]
     leaders = [i * group for i in range(len(prompts))]
     tokens = torch.zeros(len(prompts), max(lengths), dtype=torch.long, device=model.device)
     for i, one in enumerate(prompts):

@@ -25,7 +25,7 @@ from dovetail.model.model import Model
 from dovetail.nn.layout import TokenLayout
 from dovetail.spec.scope import Scope
 from dovetail.text.tokenizer import Tokenizer
-from dovetail.training.source import ROWS_NAMED, HeldOut, Note, Rows, Shape, Source, Table, TokenizerKind, tokenizer_for
+from dovetail.training.source import ROWS_NAMED, BatchShape, HeldOut, Note, Rows, Source, Table, TokenizerKind, tokenizer_for
 
 FRACTION = 0.1  # of the rows are held out
 EVAL_ROWS = 2048  # held-out rows, at an eval
@@ -33,7 +33,7 @@ IMAGES = ".npz"  # the suffix of labeled images; any other file of labels is JSO
 Make = Callable[[Rows], Batch]  # rows of the file -> their batch
 
 
-def from_labels(path: Path, spec: Model, kind: TokenizerKind | Tokenizer, shape: Shape, note: Note) -> Source:
+def from_labels(path: Path, spec: Model, kind: TokenizerKind | Tokenizer, shape: BatchShape, note: Note) -> Source:
     """Read labeled images, or labeled texts and train a tokenizer on them."""
     if path.suffix.lower() == IMAGES:
         return _from_images(path, spec, shape)
@@ -54,7 +54,7 @@ def from_labels(path: Path, spec: Model, kind: TokenizerKind | Tokenizer, shape:
     return found._replace(classes=data.classes)
 
 
-def _from_images(path: Path, spec: Model, shape: Shape) -> Source:
+def _from_images(path: Path, spec: Model, shape: BatchShape) -> Source:
     if spec.embed.token_ids:
         raise SpecError("embed", f"{spec.embed.kind} does not read images", "use a preset of images: vit-tiny")
     data = read_labeled_images(path)
@@ -101,7 +101,7 @@ def row_source(
     make: Make,
     train: Rows,
     held_out: Rows,
-    shape: Shape,
+    shape: BatchShape,
     tokenizer: Tokenizer | None,
     settings: Mapping[str, object],
     sha256: str,

@@ -43,7 +43,7 @@ from dovetail.training.checkpoint import CHECKPOINTS, Checkpoints
 from dovetail.training.export import write_model, write_trained_adapter
 from dovetail.training.metrics import LOGS, MetricsLog, StepMetrics, read_metrics, to_jsonl
 from dovetail.training.plan import CHECKPOINT_MINUTES, KEEP, Plan
-from dovetail.training.ranks import Ranks
+from dovetail.training.ranks import JobRanks
 from dovetail.training.settings import FREE, differing, read_run
 from dovetail.training.step import Trainer
 from dovetail.weights.adapters.kind import AdapterKind
@@ -56,20 +56,20 @@ LOCK_TRIES = 10  # `dovetail runs` takes the lock for an instant, to see whether
 OWN = (CHECKPOINTS, *LOGS)  # sub-directories of a run
 
 
-class Run:
+class RunDirectory:
     """The directory of a run, locked while this process trains in it. A Recorder of the training loop; every rank has one."""
 
     def __init__(
         self,
         place: Path,
         plan: Plan,
-        ranks: Ranks | None = None,
+        ranks: JobRanks | None = None,
         every: float = CHECKPOINT_MINUTES,
         keep: int = KEEP,
         logs: Sequence[MetricsLog] = (),
     ) -> None:
         self.place, self.plan, self.every = place, plan, every  # minutes between checkpoints
-        self.ranks = ranks or Ranks()
+        self.ranks = ranks or JobRanks()
         self.logs, self.open_logs = (logs if self.ranks.first else ()), list[MetricsLog]()
         self.checkpoints = Checkpoints(place / CHECKPOINTS, keep, self.ranks.timeout)
         self.newest: Path | None = None  # the checkpoint that was restored or taken last
@@ -88,7 +88,7 @@ class Run:
             raise FileError(f"{self.place}: another process trains in this directory")
         return lock
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> RunDirectory:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -164,10 +164,10 @@ class Run:
     def _metrics(self, step: int) -> list[StepMetrics]:
         """The metrics of the first steps."""
         with (self.place / LOSSES_FILE).open(encoding="utf-8") as lines:
-            found = [read_metrics(line, str(self.place / LOSSES_FILE)) for _, line in zip(range(step), lines, strict=False)]
-        if [metrics.step for metrics in found] != list(range(1, step + 1)):
+            result = [read_metrics(line, str(self.place / LOSSES_FILE)) for _, line in zip(range(step), lines, strict=False)]
+        if [metrics.step for metrics in result] != list(range(1, step + 1)):
             raise FileError(f"{self.place / LOSSES_FILE}: does not hold the metrics of steps 1 to {step}")
-        return found
+        return result
 
 
 def open_run(place: Path, settings: Mapping[str, Any], files: Mapping[str, str | bytes], force: bool) -> bool:

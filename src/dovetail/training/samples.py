@@ -24,7 +24,7 @@ from dovetail.model.model import ModelModule
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.metrics import StepMetrics
 from dovetail.training.objective import Objective
-from dovetail.training.ranks import Ranks
+from dovetail.training.ranks import JobRanks
 from dovetail.training.step import Trainer
 
 
@@ -40,7 +40,7 @@ def sample_text(
     return tokenizer.decode(ids)
 
 
-def check_samples(objective: type[Objective], ranks: Ranks) -> None:
+def check_samples(objective: type[Objective], ranks: JobRanks) -> None:
     """Raise UsageError where no samples can be generated as training goes."""
     if not objective.generates:
         raise UsageError(f"--sample-every: a model that learns by {objective.name} does not continue a prompt; leave it out")

@@ -39,7 +39,7 @@ TokenizerKind = Literal["byte_pair", "wordpiece", "unigram", "characters", "word
 Note = Callable[[str], None]
 
 
-class Shape(NamedTuple):
+class BatchShape(NamedTuple):
     """The shape of a batch, and the share of this rank."""
 
     batch: int  # sequences of all ranks
@@ -121,7 +121,7 @@ class Source(NamedTuple):
 
 
 def from_text(
-    path: Path, spec: Model, kind: TokenizerKind | Tokenizer, shape: Shape, note: Note, special: Sequence[str] = ()
+    path: Path, spec: Model, kind: TokenizerKind | Tokenizer, shape: BatchShape, note: Note, special: Sequence[str] = ()
 ) -> Source:
     """Train a tokenizer of some kind on a text file, or take one that is given, and sample sequences of the text. `special`
     are tokens that the objective adds."""
@@ -150,7 +150,9 @@ def from_text(
     )
 
 
-def from_shards(places: Sequence[str], spec: Model, shape: Shape, masks: bool = True, special: Sequence[str] = ()) -> Source:
+def from_shards(
+    places: Sequence[str], spec: Model, shape: BatchShape, masks: bool = True, special: Sequence[str] = ()
+) -> Source:
     """Read directories of token shards, `DIR` or `DIR=WEIGHT` each; held-out documents are those of the first. `masks` keeps
     the documents of a row apart; `special` are tokens that the objective adds."""
     pairs = [_weighted(place) for place in places]

@@ -30,12 +30,12 @@ from dovetail.nn.host import read_floats
 from dovetail.nn.loss import LossSum
 from dovetail.nn.module import tensor_at
 from dovetail.parallel.construction import full, local
-from dovetail.parallel.pipeline import Piece, Pipeline
+from dovetail.parallel.pipeline import MicroBatch, Pipeline
 from dovetail.parallel.shard import reshard
 from dovetail.training.objective import ByToken, Objective
 from dovetail.training.optim import Optimizer
 from dovetail.training.plan import Plan, Precision
-from dovetail.training.ranks import Ranks
+from dovetail.training.ranks import JobRanks
 from dovetail.training.recompute import Copies, recomputed
 
 DTYPES: dict[Precision, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
@@ -59,10 +59,10 @@ class Trainer:
         model: ModelModule,
         objective: Objective,
         plan: Plan,
-        ranks: Ranks | None = None,
+        ranks: JobRanks | None = None,
         where: Callable[[int], str] | None = None,
     ) -> None:
-        self.model, self.objective, self.plan, self.ranks = model, objective, plan, ranks or Ranks()
+        self.model, self.objective, self.plan, self.ranks = model, objective, plan, ranks or JobRanks()
         if not objective.by_row and (plan.micro_batches > 1 or self.ranks.data_count > 1):
             raise UsageError(f"{objective.name}: compares the rows of a batch; train on one rank, with one micro-batch")
         self.pipeline = _pipeline(model, objective, plan, self.ranks)
@@ -98,11 +98,11 @@ class Trainer:
         dtype = torch.promote_types(total.sum.dtype, torch.float32)
         value, summed, labels = read_floats(*(x.to(dtype) for x in (total.mean(), norm, total.num_labels)))
         count = max(labels, 1.0) / self.ranks.token_ranks  # FSDP's gradients are means over ranks
-        found = StepResult(value, summed / count, tokens, any_flags)
-        if not (math.isfinite(found.loss) and math.isfinite(found.grad_norm)):
+        result = StepResult(value, summed / count, tokens, any_flags)
+        if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):
             batch_at = "" if self.where is None else f", on the batch {self.where(step)}"
-            raise self.diverged(step, f"the loss is {found.loss}, the gradient norm {found.grad_norm}{batch_at}")
-        factor = min(1.0, self.plan.clip / (found.grad_norm + 1e-6)) / count
+            raise self.diverged(step, f"the loss is {result.loss}, the gradient norm {result.grad_norm}{batch_at}")
+        factor = min(1.0, self.plan.clip / (result.grad_norm + 1e-6)) / count
         if factor != 1.0:
             for gradient in gradients:
                 gradient.mul_(factor)
@@ -112,7 +112,7 @@ class Trainer:
         self._average()
         if not self.frozen:
             rebalance(self.model)
-        return found
+        return result
 
     def _gradients(self, pieces: Sequence[Batch], seed: int) -> LossSum:
         """The backward pass of the pieces of a batch; the loss of this rank's labels."""
@@ -194,11 +194,11 @@ class _Staged:
         accuracy = {"accuracy": LossSum(right[0], labels)} if right else {}
         return {"loss": LossSum(loss, labels), **accuracy}
 
-    def _piece(self, batch: Batch, seed: int, training: bool = True) -> Piece:
-        return Piece(*self.objective.arguments(self.pipeline.model, batch, seed, training))
+    def _piece(self, batch: Batch, seed: int, training: bool = True) -> MicroBatch:
+        return MicroBatch(*self.objective.arguments(self.pipeline.model, batch, seed, training))
 
 
-def _pipeline(model: ModelModule, objective: Objective, plan: Plan, ranks: Ranks) -> _Staged | None:
+def _pipeline(model: ModelModule, objective: Objective, plan: Plan, ranks: JobRanks) -> _Staged | None:
     """The pipeline of ranks that have stages of a model; raise UsageError where objective or plan do not allow the layout."""
     for axis, size in {"sequence": ranks.layout.sequence, "pipeline": ranks.layout.pipeline}.items():
         if size > 1 and not isinstance(objective, ByToken):
@@ -211,7 +211,7 @@ def _pipeline(model: ModelModule, objective: Objective, plan: Plan, ranks: Ranks
     return _Staged(objective, Pipeline(model, ranks.stages))
 
 
-def computing_in(model: ModelModule, precision: Precision, ranks: Ranks) -> AbstractContextManager[Any]:
+def computing_in(model: ModelModule, precision: Precision, ranks: JobRanks) -> AbstractContextManager[Any]:
     """The context in which a model that is not yet trained runs in a precision; FSDP has its own copies."""
     dtype = DTYPES[precision]
     return nullcontext() if dtype is None or ranks.count > 1 else Copies(model, dtype)

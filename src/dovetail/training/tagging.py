@@ -39,7 +39,7 @@ from dovetail.spec.scope import Scope
 from dovetail.text.tokenizer import Tokenizer
 from dovetail.training.objective import NOT_A_SETTING, Labeled, Reads, Setup, with_accuracy
 from dovetail.training.rows import FRACTION, row_source
-from dovetail.training.source import Note, Rows, Shape, Source, TokenizerKind, tokenizer_for
+from dovetail.training.source import BatchShape, Note, Rows, Source, TokenizerKind, tokenizer_for
 
 # -- entities ---------------------------------------------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class TokenClassification(Labeled):
 
 
 def from_tags(
-    path: Path, spec: Model, kind: TokenizerKind | Tokenizer, shape: Shape, note: Note, known: Sequence[str] = ()
+    path: Path, spec: Model, kind: TokenizerKind | Tokenizer, shape: BatchShape, note: Note, known: Sequence[str] = ()
 ) -> Source:
     """Read tagged words, and train a tokenizer on them. `known` are the names of the classes of a head that is trained further;
     by default they are the sorted tags."""

@@ -26,7 +26,7 @@ from dovetail.training.objective import Classify, MaskedTokens, NextToken, Objec
 from dovetail.training.pairs import Contrastive, Translation
 from dovetail.training.preference import Dpo, Ipo, Kto, Orpo, RewardModel
 from dovetail.training.rows import from_labels
-from dovetail.training.source import Note, Shape, Source, TokenizerKind, from_shards, from_text
+from dovetail.training.source import BatchShape, Note, Source, TokenizerKind, from_shards, from_text
 from dovetail.training.tagging import TokenClassification, from_tags
 from dovetail.training.tuning import Distill, Sft
 
@@ -104,7 +104,7 @@ def read_source(
     kind: type[Objective],
     spec: Model,
     tokenizer: TokenizerKind | Tokenizer,
-    shape: Shape,
+    shape: BatchShape,
     note: Note,
     given: Mapping[str, Any],
     tuning: TuningData | None = None,

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from dovetail.base.errors import FileError, UsageError, did_you_mean
 from dovetail.base.limits import TEMPLATE_BYTES
-from dovetail.data.chats import Row, read_answers
+from dovetail.data.chats import TuningRow, read_answers
 from dovetail.data.corpus import Batch
 from dovetail.data.rows import held_out_rows
 from dovetail.decoding.generation import Vocabulary
@@ -45,7 +45,7 @@ from dovetail.text.chat import ChatTemplate
 from dovetail.text.conversation import Encoded, TurnEncoder
 from dovetail.training.objective import NOT_A_SETTING, NextToken, Objective, Reads, Setup, TuningData, context
 from dovetail.training.rows import FRACTION, row_source
-from dovetail.training.source import Note, Rows, Shape, Source, check_vocab
+from dovetail.training.source import BatchShape, Note, Rows, Source, check_vocab
 
 PLAIN_TEMPLATE = "plain"
 MULTIPLE = 16  # of which the tokens of a padded row are one: fewer shapes, and chunks of rows are whole
@@ -63,7 +63,7 @@ class TuningObjective(Objective):
         NextToken.check(spec)
 
     @classmethod
-    def read(cls, path: Path, spec: Model, shape: Shape, note: Note, data: TuningData) -> Source:
+    def read(cls, path: Path, spec: Model, shape: BatchShape, note: Note, data: TuningData) -> Source:
         """Read answers, several per row."""
         rows = TuningRows(path, *read_answers(path), spec, shape, note, data)
         packs = Packs([one for (one,) in rows.encoded], rows.parts, shape)
@@ -85,12 +85,12 @@ class TuningRows:
     """The rows of a file that fit into `length` tokens, encoded; the rows to train on and those held out."""
 
     def __init__(
-        self, path: Path, rows: Sequence[Row], sha256: str, spec: Model, shape: Shape, note: Note, data: TuningData
+        self, path: Path, rows: Sequence[TuningRow], sha256: str, spec: Model, shape: BatchShape, note: Note, data: TuningData
     ) -> None:
         self.path, self.shape, self.data = path, shape, data
         self.encoder = turn_encoder(data.vocabulary, data.options.get("template"), data.origin)
         check_vocab(self.encoder.tokenizer.size, spec, data.origin)
-        encoded = iter(self.encoder.encode([(row.where, one) for row in rows for one in row.examples]))
+        encoded = iter(self.encoder.encode([(row.where, example) for row in rows for example in row.examples]))
         both = [(row, tuple(next(encoded) for _ in row.examples)) for row in rows]
         fitting = [(row, some) for row, some in both if max(len(one.ids) for one in some) <= shape.length]
         if len(fitting) < len(both):
@@ -125,7 +125,7 @@ class TuningRows:
 class Packs:
     """Examples in rows of at most `length` tokens; the rows to train on come first."""
 
-    def __init__(self, encoded: Sequence[Encoded], parts: tuple[Rows, Rows], shape: Shape) -> None:
+    def __init__(self, encoded: Sequence[Encoded], parts: tuple[Rows, Rows], shape: BatchShape) -> None:
         self.encoded, self.length = encoded, shape.length
         at_least = (shape.batch, 1)
         train, held_out = (
@@ -154,9 +154,9 @@ def packed_batch(rows: Sequence[Sequence[Encoded]], length: int) -> tuple[Tensor
     return tokens, labels, TokenLayout.packed([[len(one.ids) for one in row] for row in rows], n)
 
 
-def labels_of(one: Encoded) -> Tensor:
+def labels_of(encoded: Encoded) -> Tensor:
     """(n,) what each token of an example predicts: the next one where it is an answer's, else −100."""
-    following = np.where(one.answer[1:], one.ids[1:], IGNORED)
+    following = np.where(encoded.answer[1:], encoded.ids[1:], IGNORED)
     return torch.from_numpy(np.append(following, IGNORED))
 
 

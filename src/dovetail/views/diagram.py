@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from dovetail.account import BYTES, Account, Node, runs
+from dovetail.account import BYTES, Account, TreeNode, runs
 from dovetail.base.units import count, flops, size
 from dovetail.spec.check import advice
 from dovetail.spec.fold import active_parameters
@@ -58,20 +58,20 @@ def _facts(account: Account, limit: Limit | None) -> Iterator[Fact]:
         yield Fact("longest sequence", f"{limit.tokens:,} tokens", limit.reason)
 
 
-def _boxes(node: Node) -> Iterator[tuple[Node, str, int]]:
+def _boxes(node: TreeNode) -> Iterator[tuple[TreeNode, str, int]]:
     """Yield each part below a part with its label and how often it is repeated: repeated layers are one box."""
     for period, repeats in runs(node.children):
         for child in period:
             yield child, layer_label(child, len(period), repeats), repeats
 
 
-def _share(account: Account, node: Node, times: int) -> str | None:
+def _share(account: Account, node: TreeNode, times: int) -> str | None:
     """Return the width of a part's meter; None if it would not be seen."""
     fraction = node.parameters * times / max(account.tree.parameters, 1)
     return f"{fraction:.1%}" if fraction >= SMALLEST else None
 
 
-def _numbers(account: Account, node: Node, times: int) -> Iterator[tuple[str, str]]:
+def _numbers(account: Account, node: TreeNode, times: int) -> Iterator[tuple[str, str]]:
     """Yield (value, unit) of what a part has."""
     cost = account.costs[node.path]
     if node.parameters:

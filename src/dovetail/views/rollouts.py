@@ -30,11 +30,11 @@ NUMBERS = ("share", "mean |c|")
 CELLS = 10
 
 
-def _cells(one: GapCause) -> tuple[str, ...]:
+def _cells(cause: GapCause) -> tuple[str, ...]:
     """One row of the table, by COLUMNS."""
-    shown = one.token
+    shown = cause.token
     where = f"line {shown.line}, token {shown.index} (id {shown.token}): {shown.value:+.3g}"
-    return one.name, f"{one.share:.1%}", f"{one.mean_abs:.2g}", printable(one.description), one.formula, where
+    return cause.name, f"{cause.share:.1%}", f"{cause.mean_abs:.2g}", printable(cause.description), cause.formula, where
 
 
 def _measures(verdict: RolloutVerdict) -> str:
@@ -49,8 +49,8 @@ def _measures(verdict: RolloutVerdict) -> str:
 def lines(verdict: RolloutVerdict) -> list[tuple[str, str]]:
     """(style, sentence) below the table; the first is the verdict."""
     found = [("", f"sampler, as fitted: {verdict.settings}")]
-    found += [("red", f"contradiction: {printable(one)}") for one in verdict.contradictions]
-    found += [("yellow", f"note: {printable(one)}") for one in verdict.notes]
+    found += [("red", f"contradiction: {printable(contradiction)}") for contradiction in verdict.contradictions]
+    found += [("yellow", f"note: {printable(note)}") for note in verdict.notes]
     return [*found, ("dim", f"tested: {verdict.tested}"), ("dim", f"not tested: {verdict.not_tested}")]
 
 
@@ -82,6 +82,6 @@ def rollouts_body(verdict: RolloutVerdict) -> str:
         lines=[sentence for _, sentence in lines(verdict)],
         columns=COLUMNS,
         numbers=NUMBERS,
-        rows=[_cells(one) for one in verdict.causes],
+        rows=[_cells(cause) for cause in verdict.causes],
         marked=[0],
     )

@@ -15,20 +15,20 @@ HELD_OUT = ("held out", "parameters", "tokens", "predicted", "95 % interval", "m
 FRONTIER = ("best at", "parameters", "tokens", "loss")
 
 
-def scaling_view(one: ArmScaling) -> Iterator[View]:
+def scaling_view(scaling: ArmScaling) -> Iterator[View]:
     """Yield what a terminal shows."""
-    if one.fit is not None:
-        yield f"{one.group}: L(N, D) = E + A/N^alpha + B/D^beta, fitted to {len(one.fit.runs)} runs"
-        for table in scaling_tables(one):
+    if scaling.fit is not None:
+        yield f"{scaling.group}: L(N, D) = E + A/N^alpha + B/D^beta, fitted to {len(scaling.fit.runs)} runs"
+        for table in scaling_tables(scaling):
             yield from (table, "")
 
 
-def scaling_tables(one: ArmScaling) -> Iterator[TextTable]:
+def scaling_tables(scaling: ArmScaling) -> Iterator[TextTable]:
     """Yield the numbers of the law, the sizes that were held out, and the frontier."""
-    if one.fit is None:
+    if scaling.fit is None:
         return
-    yield TextTable(NUMBERS, number_rows(one.fit.numbers()))
-    if one.predictions:
+    yield TextTable(NUMBERS, number_rows(scaling.fit.numbers()))
+    if scaling.predictions:
         rows = [
             (
                 at.arm,
@@ -39,11 +39,11 @@ def scaling_tables(one: ArmScaling) -> Iterator[TextTable]:
                 f"{at.measured:.4f}",
                 "yes" if at.holds else "no",
             )
-            for at in one.predictions
+            for at in scaling.predictions
         ]
         yield TextTable(HELD_OUT, rows)
-    if one.has_frontier:
-        frontier = one.fit.frontier()
+    if scaling.has_frontier:
+        frontier = scaling.fit.frontier()
         yield TextTable(
             FRONTIER,
             [(flops(at["flops"]), count(at["parameters"]), count(at["tokens"]), f"{at['loss']:.4f}") for at in frontier],

@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.account import BYTES, Account, Node, format_value, runs
+from dovetail.account import BYTES, Account, TreeNode, format_value, runs
 from dovetail.base.units import count, flops, size
 from dovetail.spec.check import advice
 from dovetail.spec.fold import active_parameters
@@ -31,12 +31,12 @@ class Limit(NamedTuple):
     reason: str
 
 
-class Line(NamedTuple):
+class TreeLine(NamedTuple):
     """One line of the folded module tree."""
 
     guide: str  # the lines of the tree left of the label
     label: str
-    node: Node
+    node: TreeNode
     times: int  # how often the node occurs
 
 
@@ -57,7 +57,7 @@ def summary_view(name: str, account: Account, limit: Limit | None, width: int, l
     return Group(title, "", part_table(account.tree, width), "", cost_table(account, limit), *advice_table(account), *below)
 
 
-def part_table(tree: Node, width: int) -> Table:
+def part_table(tree: TreeNode, width: int) -> Table:
     """Return the module tree as a table. In a narrow terminal the description of a part takes several lines."""
     wide = width >= NARROW
     rows: list[tuple[Text, Text, list[str], list[Text]]] = []  # first column, that of further lines, description, the rest
@@ -80,15 +80,15 @@ def part_table(tree: Node, width: int) -> Table:
     return table
 
 
-def description(node: Node) -> list[str]:
+def description(node: TreeNode) -> list[str]:
     """Return the sizes and fields of a part, each as a few words, and its tied weights."""
     ties = [f"{name} = {owner}" for name, owner in node.same_as.items()]
     return [f"{name} {format_value(value)}" for name, value in node.about.items()] + ties
 
 
-def fold_lines(node: Node, times: int = 1, label: str = "model", guide: str = "") -> Iterator[Line]:
+def fold_lines(node: TreeNode, times: int = 1, label: str = "model", guide: str = "") -> Iterator[TreeLine]:
     """Yield the lines of the module tree, parents first, with repeated layers folded."""
-    yield Line(guide, label, node, times)
+    yield TreeLine(guide, label, node, times)
     rows = [
         (layer_label(below, len(period), repeats), below, times * repeats)
         for period, repeats in runs(node.children)
@@ -98,7 +98,7 @@ def fold_lines(node: Node, times: int = 1, label: str = "model", guide: str = ""
         yield from fold_lines(below, number, name, _trunk(guide) + ("└─ " if i == len(rows) - 1 else "├─ "))
 
 
-def layer_label(node: Node, period: int, times: int) -> str:
+def layer_label(node: TreeNode, period: int, times: int) -> str:
     """Return `mixer`; `layers 0–5 ×6`; `layers 1, 3 … 25 ×13` for one layer of a pattern."""
     above, _, leaf = node.path.rpartition(".")
     if not leaf.isdigit():

@@ -6,10 +6,10 @@ Their ffn has no dropout of its own; ours has that of the mixer. Released models
 from __future__ import annotations
 
 from dovetail.base.limits import CONFIG_LAYERS
-from dovetail.hf.classes import Classes, classified
-from dovetail.hf.dialect.bert import BERT, NORM, POSITION_IDS, TIED
-from dovetail.hf.field import ACTIVATIONS, Choice, Config, Copy, Field, Settings
-from dovetail.hf.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, Skip, rows
+from dovetail.hf.classes import Classes
+from dovetail.hf.dialect.bert import BERT, HEAD_ACT, HEAD_EPS, POSITION_IDS, TIED, classifiers, masked_lm, pooled
+from dovetail.hf.field import Config, Copy, Field, Settings
+from dovetail.hf.table import HOUSEKEEPING, LAYERNORM, Dialect, Row, Skip, rows
 
 LAYERS, DROPOUT, THEIRS = "num_hidden_layers", "classifier_dropout_prob", "encoder.albert_layer_groups.0.albert_layers.0"
 OLD_FIELDS = {"down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"}  # of the original code
@@ -29,37 +29,16 @@ class OneGroup(Field):
 ALBERT = Dialect(
     name="albert",
     forms=(
-        Form(
-            architecture="AlbertModel",
-            auto="AutoModel",
-            answer="pooler_output",
-            head={"head": {"kind": "pooled_embedding", "pooling": "first", "dense": True}},
-            tensors=rows("pooler", "head.out", "weight", "bias"),
-        ),
-        Form(
-            architecture="AlbertForMaskedLM",
-            auto="AutoModelForMaskedLM",
-            head={"head": {"kind": "masked_lm", "norm": NORM}},
-            prefix="albert.",
-            tensors=(
-                *rows("predictions.dense", "head.dense", "weight", "bias"),
-                *rows("predictions.LayerNorm", "head.norm", *LAYERNORM),
-                Row("predictions.bias", "head.bias"),
-                Row("predictions.decoder.weight", "head.out.weight"),
-            ),
-            fields=(Copy("layer_norm_eps", "head.norm.eps"), Choice("hidden_act", "head.act", ACTIVATIONS), TIED),
-        ),
-        classified(
+        pooled("Albert", "pooler"),
+        masked_lm(
             "Albert",
-            "Sequence",
-            "albert.",
-            {"kind": "classifier", "act": "tanh"},
-            (*rows("albert.pooler", "head.dense", "weight", "bias"), *rows("classifier", "head.out", "weight", "bias")),
-            CLASSIFIER,
+            "predictions.dense",
+            "predictions.LayerNorm",
+            "predictions.bias",
+            "predictions.decoder.weight",
+            *(HEAD_EPS, HEAD_ACT, TIED),
         ),
-        classified(
-            "Albert", "Token", "albert.", "token_classifier", rows("classifier", "head.out", "weight", "bias"), CLASSIFIER
-        ),
+        *classifiers("Albert", "tanh", "albert.pooler", "classifier", CLASSIFIER),
     ),
     spec={**BERT.spec, "embed": {"kind": "tokens", "types": 2, "width": 128}},
     layers=LAYERS,
@@ -72,21 +51,20 @@ ALBERT = Dialect(
         DROPOUT: 0.1,
     },
     fixed={"num_hidden_groups": 1, "inner_group_num": 1, "position_embedding_type": "absolute"},
-    ignored=HOUSEKEEPING
-    | {"down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks", "tie_word_embeddings", DROPOUT},
+    ignored=HOUSEKEEPING | OLD_FIELDS | {"tie_word_embeddings", DROPOUT},
     tensors=(
         Row("embeddings.word_embeddings.weight", "embed.table"),
         Row("embeddings.token_type_embeddings.weight", "embed.type_table"),
         Row("embeddings.position_embeddings.weight", "position.table"),
         *rows("embeddings.LayerNorm", "embed_norm", *LAYERNORM),
-        *rows("encoder.embedding_hidden_mapping_in", "embed.project", "weight", "bias"),
-        *rows(f"{THEIRS}.attention.query", "layers.0.mixer.q", "weight", "bias"),
-        *rows(f"{THEIRS}.attention.key", "layers.0.mixer.k", "weight", "bias"),
-        *rows(f"{THEIRS}.attention.value", "layers.0.mixer.v", "weight", "bias"),
-        *rows(f"{THEIRS}.attention.dense", "layers.0.mixer.o", "weight", "bias"),
+        *rows("encoder.embedding_hidden_mapping_in", "embed.project"),
+        *rows(f"{THEIRS}.attention.query", "layers.0.mixer.q"),
+        *rows(f"{THEIRS}.attention.key", "layers.0.mixer.k"),
+        *rows(f"{THEIRS}.attention.value", "layers.0.mixer.v"),
+        *rows(f"{THEIRS}.attention.dense", "layers.0.mixer.o"),
         *rows(f"{THEIRS}.attention.LayerNorm", "layers.0.mixer_norm", *LAYERNORM),
-        *rows(f"{THEIRS}.ffn", "layers.0.ffn.up", "weight", "bias"),
-        *rows(f"{THEIRS}.ffn_output", "layers.0.ffn.down", "weight", "bias"),
+        *rows(f"{THEIRS}.ffn", "layers.0.ffn.up"),
+        *rows(f"{THEIRS}.ffn_output", "layers.0.ffn.down"),
         *rows(f"{THEIRS}.full_layer_layer_norm", "layers.0.ffn_norm", *LAYERNORM),
     ),
     limits=BERT.limits,

@@ -24,7 +24,7 @@ OLD = {"add_bias_logits", "extra_pos_embeddings", "force_bos_token_to_be_generat
 def attention(theirs: str, ours: str) -> tuple[Row, ...]:
     """Rows of q, k, v and o with biases."""
     named = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "out_proj": "o"}
-    return tuple(row for name, mine in named.items() for row in rows(f"{theirs}.{name}", f"{ours}.{mine}", "weight", "bias"))
+    return tuple(row for name, mine in named.items() for row in rows(f"{theirs}.{name}", f"{ours}.{mine}"))
 
 
 def stack(theirs: str, ours: str) -> tuple[Row, ...]:
@@ -34,8 +34,8 @@ def stack(theirs: str, ours: str) -> tuple[Row, ...]:
         *rows(f"{theirs}.layernorm_embedding", f"{ours}embed_norm", *LAYERNORM),
         *attention(f"{theirs}.layers.{{}}.self_attn", f"{ours}layers.{{}}.mixer"),
         *rows(f"{theirs}.layers.{{}}.self_attn_layer_norm", f"{ours}layers.{{}}.mixer_norm", *LAYERNORM),
-        *rows(f"{theirs}.layers.{{}}.fc1", f"{ours}layers.{{}}.ffn.up", "weight", "bias"),
-        *rows(f"{theirs}.layers.{{}}.fc2", f"{ours}layers.{{}}.ffn.down", "weight", "bias"),
+        *rows(f"{theirs}.layers.{{}}.fc1", f"{ours}layers.{{}}.ffn.up"),
+        *rows(f"{theirs}.layers.{{}}.fc2", f"{ours}layers.{{}}.ffn.down"),
         *rows(f"{theirs}.layers.{{}}.final_layer_norm", f"{ours}layers.{{}}.ffn_norm", *LAYERNORM),
     )
 

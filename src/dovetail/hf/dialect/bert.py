@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.hf.classes import Classes, Fallback, classified
-from dovetail.hf.field import ACTIVATIONS, Choice, Copy, Implied, value_at
+from dovetail.hf.field import ACTIVATIONS, Choice, Copy, Field, Implied, value_at
 from dovetail.hf.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, Skip, rows
 from dovetail.model.model import Model
 
 NORM = {"kind": "layernorm", "eps": 1e-12}
 MIXER = {"kind": "attention", "mask": "full", "position": "none", "bias": True, "out_bias": True, "dropout": 0.1}
 LAYER = {"wire": {"kind": "post_norm", "dropout": 0.1}, "norm": NORM, "mixer": MIXER, "ffn": {"kind": "mlp", "act": "gelu"}}
-POOLER = rows("pooler.dense", "head.out", "weight", "bias")
 # unused descriptions of a pooler
 POOLER_FIELDS = {f"pooler_{name}" for name in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type")}
 CLASSIFIER = (Classes(), Fallback("classifier_dropout", "hidden_dropout_prob", "head.dropout"))
 # the output table is always the embedding's
 TIED = Implied("tie_word_embeddings", "head.tied", by=lambda config: True)
+HEAD_EPS, HEAD_ACT = Copy("layer_norm_eps", "head.norm.eps"), Choice("hidden_act", "head.act", ACTIVATIONS)
 
 
 def _types(spec: Model) -> tuple[str, Any, str] | None:
@@ -30,28 +30,55 @@ INSTEAD = "to import it instead, write {} under architectures in config.json"
 POSITION_IDS = Skip("*embeddings.position_ids", "the numbers 0, 1, 2 …")
 
 
+def pooled(name: str, pooler: str) -> Form:
+    """The class that returns the vector of the first token, through the dense layer of a pooler."""
+    head = {"kind": "pooled_embedding", "pooling": "first", "dense": True}
+    return Form(
+        architecture=f"{name}Model",
+        auto="AutoModel",
+        answer="pooler_output",
+        head={"head": head},
+        tensors=rows(pooler, "head.out"),
+    )
+
+
+def masked_lm(name: str, dense: str, norm: str, bias: str, table: str, *fields: Field) -> Form:
+    """The class that predicts masked tokens: names of its dense layer and norm, of the output bias and table."""
+    return Form(
+        architecture=f"{name}ForMaskedLM",
+        auto="AutoModelForMaskedLM",
+        head={"head": {"kind": "masked_lm", "norm": NORM}},
+        prefix=f"{name.lower()}.",
+        tensors=(
+            *rows(dense, "head.dense"),
+            *rows(norm, "head.norm", *LAYERNORM),
+            Row(bias, "head.bias"),
+            Row(table, "head.out.weight"),
+        ),
+        fields=fields,
+    )
+
+
+def classifiers(name: str, act: str, dense: str, out: str, fields: tuple[Field, ...] = CLASSIFIER) -> tuple[Form, Form]:
+    """The classes that classify sequences, by a dense layer and an output, and tokens."""
+    head, prefix = {"kind": "classifier", "act": act}, f"{name.lower()}."
+    return (
+        classified(name, "Sequence", prefix, head, (*rows(dense, "head.dense"), *rows(out, "head.out")), fields),
+        classified(name, "Token", prefix, "token_classifier", rows("classifier", "head.out"), fields),
+    )
+
+
 BERT = Dialect(
     name="bert",
     forms=(
-        Form(
-            architecture="BertModel",
-            auto="AutoModel",
-            answer="pooler_output",
-            head={"head": {"kind": "pooled_embedding", "pooling": "first", "dense": True}},
-            tensors=POOLER,
-        ),
-        Form(
-            architecture="BertForMaskedLM",
-            auto="AutoModelForMaskedLM",
-            head={"head": {"kind": "masked_lm", "norm": NORM}},
-            prefix="bert.",
-            tensors=(
-                *rows("cls.predictions.transform.dense", "head.dense", "weight", "bias"),
-                *rows("cls.predictions.transform.LayerNorm", "head.norm", *LAYERNORM),
-                Row("cls.predictions.bias", "head.bias"),
-                Row("cls.predictions.decoder.weight", "head.out.weight"),
-            ),
-            fields=(Copy("layer_norm_eps", "head.norm.eps"), Choice("hidden_act", "head.act", ACTIVATIONS), TIED),
+        pooled("Bert", "pooler.dense"),
+        masked_lm(
+            "Bert",
+            "cls.predictions.transform.dense",
+            "cls.predictions.transform.LayerNorm",
+            "cls.predictions.bias",
+            "cls.predictions.decoder.weight",
+            *(HEAD_EPS, HEAD_ACT, TIED),
         ),
         Form(
             architecture=NEXT_SENTENCE,
@@ -59,20 +86,12 @@ BERT = Dialect(
             head={"head": "next_sentence"},
             prefix="bert.",
             tensors=(
-                *rows("bert.pooler.dense", "head.dense", "weight", "bias"),
-                *rows("cls.seq_relationship", "head.out", "weight", "bias"),
+                *rows("bert.pooler.dense", "head.dense"),
+                *rows("cls.seq_relationship", "head.out"),
             ),
             skips=(Skip("cls.predictions.*", f"the head for masked tokens; {INSTEAD.format('BertForMaskedLM')}"),),
         ),
-        classified(
-            "Bert",
-            "Sequence",
-            "bert.",
-            {"kind": "classifier", "act": "tanh"},
-            (*rows("bert.pooler.dense", "head.dense", "weight", "bias"), *rows("classifier", "head.out", "weight", "bias")),
-            CLASSIFIER,
-        ),
-        classified("Bert", "Token", "bert.", "token_classifier", rows("classifier", "head.out", "weight", "bias"), CLASSIFIER),
+        *classifiers("Bert", "tanh", "bert.pooler.dense", "classifier"),
     ),
     refused={
         "BertForPreTraining": "it has two heads, and a model one; write BertForMaskedLM or "
@@ -108,13 +127,13 @@ BERT = Dialect(
         Row("embeddings.token_type_embeddings.weight", "embed.type_table"),
         Row("embeddings.position_embeddings.weight", "position.table"),
         *rows("embeddings.LayerNorm", "embed_norm", *LAYERNORM),
-        *rows("encoder.layer.{}.attention.self.query", "layers.{}.mixer.q", "weight", "bias"),
-        *rows("encoder.layer.{}.attention.self.key", "layers.{}.mixer.k", "weight", "bias"),
-        *rows("encoder.layer.{}.attention.self.value", "layers.{}.mixer.v", "weight", "bias"),
-        *rows("encoder.layer.{}.attention.output.dense", "layers.{}.mixer.o", "weight", "bias"),
+        *rows("encoder.layer.{}.attention.self.query", "layers.{}.mixer.q"),
+        *rows("encoder.layer.{}.attention.self.key", "layers.{}.mixer.k"),
+        *rows("encoder.layer.{}.attention.self.value", "layers.{}.mixer.v"),
+        *rows("encoder.layer.{}.attention.output.dense", "layers.{}.mixer.o"),
         *rows("encoder.layer.{}.attention.output.LayerNorm", "layers.{}.mixer_norm", *LAYERNORM),
-        *rows("encoder.layer.{}.intermediate.dense", "layers.{}.ffn.up", "weight", "bias"),
-        *rows("encoder.layer.{}.output.dense", "layers.{}.ffn.down", "weight", "bias"),
+        *rows("encoder.layer.{}.intermediate.dense", "layers.{}.ffn.up"),
+        *rows("encoder.layer.{}.output.dense", "layers.{}.ffn.down"),
         *rows("encoder.layer.{}.output.LayerNorm", "layers.{}.ffn_norm", *LAYERNORM),
     ),
     limits=(_types,),

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dovetail.hf.convert import CONCAT
-from dovetail.hf.dialect.vit import MIXER
+from dovetail.hf.dialect.vit import ATTENTION, EMBEDDINGS, MIXER, Image
 from dovetail.hf.field import ACTIVATIONS, Copy
 from dovetail.hf.gated import Activation, MlpRatio
-from dovetail.hf.image import ATTENTION, EMBEDDINGS, Image
 from dovetail.hf.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, Skip, rows
 
 NORM = {"kind": "layernorm", "eps": 1e-6}
@@ -47,13 +46,13 @@ DINOV2 = Dialect(
         *rows("encoder.layer.{}.norm1", "layers.{}.mixer_norm", *LAYERNORM),
         *rows("encoder.layer.{}.norm2", "layers.{}.ffn_norm", *LAYERNORM),
         Row("encoder.layer.{}.layer_scale{branch}.lambda1", "layers.{}.wire.scale"),
-        *rows("encoder.layer.{}.mlp.fc1", "layers.{}.ffn.up", "weight", "bias", where="layers.{}.ffn:mlp"),
-        *rows("encoder.layer.{}.mlp.fc2", "layers.{}.ffn.down", "weight", "bias", where="layers.{}.ffn:mlp"),
+        *rows("encoder.layer.{}.mlp.fc1", "layers.{}.ffn.up", where="layers.{}.ffn:mlp"),
+        *rows("encoder.layer.{}.mlp.fc2", "layers.{}.ffn.down", where="layers.{}.ffn:mlp"),
         *(
             Row(f"{IN}.{leaf}", f"layers.{{}}.ffn.gate.{leaf}", f"layers.{{}}.ffn.up.{leaf}", convert=CONCAT)
             for leaf in ("weight", "bias")
         ),
-        *rows("encoder.layer.{}.mlp.weights_out", "layers.{}.ffn.down", "weight", "bias", where="layers.{}.ffn:glu"),
+        *rows("encoder.layer.{}.mlp.weights_out", "layers.{}.ffn.down", where="layers.{}.ffn:glu"),
         *rows("layernorm", "norm", *LAYERNORM),
     ),
     skips=(Skip("embeddings.mask_token", "the patch embedding that pretraining masks with"),),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dovetail.hf.classes import Classes, classified
-from dovetail.hf.dialect.bert import LAYER, NORM
+from dovetail.hf.dialect.bert import LAYER, NORM, masked_lm
 from dovetail.hf.field import ACTIVATIONS, Choice, Copy
 from dovetail.hf.table import HOUSEKEEPING, LAYERNORM, Dialect, Form, Row, rows
 
@@ -11,25 +11,21 @@ DISTILBERT = Dialect(
     name="distilbert",
     forms=(
         Form(architecture="DistilBertModel", auto="AutoModel", answer="last_hidden_state", head={"head": None}),
-        Form(
-            architecture="DistilBertForMaskedLM",
-            auto="AutoModelForMaskedLM",
-            head={"head": {"kind": "masked_lm", "norm": NORM}},
-            prefix="distilbert.",
-            tensors=(
-                *rows("vocab_transform", "head.dense", "weight", "bias"),
-                *rows("vocab_layer_norm", "head.norm", *LAYERNORM),
-                Row("vocab_projector.weight", "head.out.weight"),
-                Row("vocab_projector.bias", "head.bias"),
-            ),
-            fields=(Choice("activation", "head.act", ACTIVATIONS), Copy("tie_word_embeddings", "head.tied")),
+        masked_lm(
+            "DistilBert",
+            "vocab_transform",
+            "vocab_layer_norm",
+            "vocab_projector.bias",
+            "vocab_projector.weight",
+            Choice("activation", "head.act", ACTIVATIONS),
+            Copy("tie_word_embeddings", "head.tied"),
         ),
         classified(
             "DistilBert",
             "Sequence",
             "distilbert.",
             {"kind": "classifier", "act": "relu", "dropout": 0.2},
-            (*rows("pre_classifier", "head.dense", "weight", "bias"), *rows("classifier", "head.out", "weight", "bias")),
+            (*rows("pre_classifier", "head.dense"), *rows("classifier", "head.out")),
             (Classes(), Copy("seq_classif_dropout", "head.dropout")),
         ),
         classified(
@@ -37,7 +33,7 @@ DISTILBERT = Dialect(
             "Token",
             "distilbert.",
             {"kind": "token_classifier", "dropout": 0.1},
-            rows("classifier", "head.out", "weight", "bias"),
+            rows("classifier", "head.out"),
             (Classes(), Copy("dropout", "head.dropout")),
         ),
     ),
@@ -68,13 +64,13 @@ DISTILBERT = Dialect(
         Row("embeddings.word_embeddings.weight", "embed.table"),
         Row("embeddings.position_embeddings.weight", "position.table"),
         *rows("embeddings.LayerNorm", "embed_norm", *LAYERNORM),
-        *rows("transformer.layer.{}.attention.q_lin", "layers.{}.mixer.q", "weight", "bias"),
-        *rows("transformer.layer.{}.attention.k_lin", "layers.{}.mixer.k", "weight", "bias"),
-        *rows("transformer.layer.{}.attention.v_lin", "layers.{}.mixer.v", "weight", "bias"),
-        *rows("transformer.layer.{}.attention.out_lin", "layers.{}.mixer.o", "weight", "bias"),
+        *rows("transformer.layer.{}.attention.q_lin", "layers.{}.mixer.q"),
+        *rows("transformer.layer.{}.attention.k_lin", "layers.{}.mixer.k"),
+        *rows("transformer.layer.{}.attention.v_lin", "layers.{}.mixer.v"),
+        *rows("transformer.layer.{}.attention.out_lin", "layers.{}.mixer.o"),
         *rows("transformer.layer.{}.sa_layer_norm", "layers.{}.mixer_norm", *LAYERNORM),
-        *rows("transformer.layer.{}.ffn.lin1", "layers.{}.ffn.up", "weight", "bias"),
-        *rows("transformer.layer.{}.ffn.lin2", "layers.{}.ffn.down", "weight", "bias"),
+        *rows("transformer.layer.{}.ffn.lin1", "layers.{}.ffn.up"),
+        *rows("transformer.layer.{}.ffn.lin2", "layers.{}.ffn.down"),
         *rows("transformer.layer.{}.output_layer_norm", "layers.{}.ffn_norm", *LAYERNORM),
     ),
 )

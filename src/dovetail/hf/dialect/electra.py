@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.hf.classes import classified
-from dovetail.hf.dialect.bert import BERT, CLASSIFIER, NORM, POSITION_IDS, TIED
-from dovetail.hf.field import Config, Copy, Field, Settings, value_at
-from dovetail.hf.table import LAYERNORM, Form, Row, rows
+from dovetail.hf.dialect.bert import BERT, HEAD_EPS, POSITION_IDS, TIED, classifiers, masked_lm
+from dovetail.hf.field import Config, Field, Settings, value_at
+from dovetail.hf.table import Form, rows
 from dovetail.model.model import Model
 
 
@@ -28,36 +27,18 @@ ELECTRA = BERT.variant(
     "electra",
     forms=(
         Form(architecture="ElectraModel", auto="AutoModel", answer="last_hidden_state", head={"head": None}),
-        Form(
-            architecture="ElectraForMaskedLM",
-            auto="AutoModelForMaskedLM",
-            head={"head": {"kind": "masked_lm", "norm": NORM}},
-            prefix="electra.",
-            tensors=(
-                *rows("generator_predictions.dense", "head.dense", "weight", "bias"),
-                *rows("generator_predictions.LayerNorm", "head.norm", *LAYERNORM),
-                Row("generator_lm_head.bias", "head.bias"),
-                Row("generator_lm_head.weight", "head.out.weight"),
-            ),
-            fields=(Copy("layer_norm_eps", "head.norm.eps"), TIED),
-        ),
-        classified(
+        masked_lm(
             "Electra",
-            "Sequence",
-            "electra.",
-            {"kind": "classifier", "act": "gelu"},
-            (
-                *rows("classifier.dense", "head.dense", "weight", "bias"),
-                *rows("classifier.out_proj", "head.out", "weight", "bias"),
-            ),
-            CLASSIFIER,
+            "generator_predictions.dense",
+            "generator_predictions.LayerNorm",
+            "generator_lm_head.bias",
+            "generator_lm_head.weight",
+            *(HEAD_EPS, TIED),
         ),
-        classified(
-            "Electra", "Token", "electra.", "token_classifier", rows("classifier", "head.out", "weight", "bias"), CLASSIFIER
-        ),
+        *classifiers("Electra", "gelu", "classifier.dense", "classifier.out_proj"),
     ),
     fields=(EmbeddingSize(),),
-    tensors=rows("embeddings_project", "embed.project", "weight", "bias"),
+    tensors=rows("embeddings_project", "embed.project"),
     defaults={"hidden_dropout_prob": 0.1, "embedding_size": 128},
     ignored=tuple(f"summary_{name}" for name in ("activation", "last_dropout", "type", "use_proj")),
     copies={},

@@ -84,13 +84,13 @@ class HeadSizes(Field):
         types, same = TYPES.types(config), switched_on(config, SAME)
         plain = {HEAD: config.get(HEAD), KV_HEADS: config.get(KV_HEADS)}
         sizes = [{**plain, **own} for own in self._overrides(config, types, same)]
-        found: Settings = {}
+        result: Settings = {}
         for i, (word, own) in enumerate(zip(types, sizes, strict=True)):
             if own != sizes[types.index(word)]:
                 raise SpecError(f"config.{BY_LAYER}.{i}", f"differs from layer {types.index(word)}, which is of the same type")
-            found |= {f"layers.{i}.mixer.head": own[HEAD], f"layers.{i}.mixer.kv_heads": own[KV_HEADS]}
-            found |= {f"layers.{i}.mixer.k_is_v": True} if same and word == FULL and i < owners(config) else {}
-        return found
+            result |= {f"layers.{i}.mixer.head": own[HEAD], f"layers.{i}.mixer.kv_heads": own[KV_HEADS]}
+            result |= {f"layers.{i}.mixer.k_is_v": True} if same and word == FULL and i < owners(config) else {}
+        return result
 
     def _overrides(self, config: Config, types: list[str], same: bool) -> list[Mapping[str, Any]]:
         """Per layer the sizes that differ from those of the whole config."""
@@ -123,7 +123,7 @@ class RotaryOfTypes(RotaryByType):
         ropes = ROPES if ropes is None else ropes
         if not isinstance(ropes, Mapping) or not ropes.keys() <= ROPES.keys():
             raise SpecError("config.rope_parameters", f"{ropes!r} is not a mapping of {SLIDING} and {FULL}")
-        found: Settings = {}
+        result: Settings = {}
         for i, word in enumerate(self.types.types(config)):
             one = ropes.get(word)
             if not isinstance(one, Mapping):
@@ -132,8 +132,8 @@ class RotaryOfTypes(RotaryByType):
                 what = f"{one[ROTARY_FRACTION]!r} is unsupported"
                 raise SpecError(f"config.rope_parameters.{word}.{ROTARY_FRACTION}", what, "supported: with proportional RoPE")
             position = Rotary(f"layers.{i}.mixer.position")
-            found |= position.from_hf({"rope_parameters": one, LENGTH: config.get(LENGTH)})
-        return found
+            result |= position.from_hf({"rope_parameters": one, LENGTH: config.get(LENGTH)})
+        return result
 
 
 class CausalText(Field):

@@ -48,9 +48,9 @@ GPT_BIGCODE = GPT2.variant(
             Row(f"h.{{}}.attn.c_attn.{leaf}", *(f"{name}.{leaf}" for name in QKV), interleave="layers.{}.mixer.kv_heads")
             for leaf in ("weight", "bias")
         ),
-        *rows("h.{}.attn.c_proj", "layers.{}.mixer.o", "weight", "bias"),
-        *rows("h.{}.mlp.c_fc", "layers.{}.ffn.up", "weight", "bias"),
-        *rows("h.{}.mlp.c_proj", "layers.{}.ffn.down", "weight", "bias"),
+        *rows("h.{}.attn.c_proj", "layers.{}.mixer.o"),
+        *rows("h.{}.mlp.c_fc", "layers.{}.ffn.up"),
+        *rows("h.{}.mlp.c_proj", "layers.{}.ffn.down"),
     ),
     ignored=(  # the precision of a softmax that is always in float32 here; kernels of older files
         *("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "inference_runner", "max_batch_size"),

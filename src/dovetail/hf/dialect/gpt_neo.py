@@ -63,9 +63,9 @@ GPT_NEO = GPT2.variant(
     ),
     tensors=(
         *(Row(f"h.{{}}.attn.attention.{name}_proj.weight", f"layers.{{}}.mixer.{name}.weight") for name in "qkv"),
-        *rows("h.{}.attn.attention.out_proj", "layers.{}.mixer.o", "weight", "bias"),
-        *rows("h.{}.mlp.c_fc", "layers.{}.ffn.up", "weight", "bias"),
-        *rows("h.{}.mlp.c_proj", "layers.{}.ffn.down", "weight", "bias"),
+        *rows("h.{}.attn.attention.out_proj", "layers.{}.mixer.o"),
+        *rows("h.{}.mlp.c_fc", "layers.{}.ffn.up"),
+        *rows("h.{}.mlp.c_proj", "layers.{}.ffn.down"),
     ),
     required=("vocab_size", "hidden_size", LAYERS, "num_heads"),
     defaults={"max_position_embeddings": 2048},

@@ -66,8 +66,8 @@ GPTJ = Dialect(
         *rows("h.{}.ln_1", "layers.{}.norm", *LAYERNORM),
         *(Row(f"h.{{}}.attn.{name}_proj.weight", f"layers.{{}}.mixer.{name}.weight") for name in "qkv"),
         Row("h.{}.attn.out_proj.weight", "layers.{}.mixer.o.weight"),
-        *rows("h.{}.mlp.fc_in", "layers.{}.ffn.up", "weight", "bias"),
-        *rows("h.{}.mlp.fc_out", "layers.{}.ffn.down", "weight", "bias"),
+        *rows("h.{}.mlp.fc_in", "layers.{}.ffn.up"),
+        *rows("h.{}.mlp.fc_out", "layers.{}.ffn.down"),
         *rows("ln_f", "norm", *LAYERNORM),
     ),
     skips=(

@@ -27,7 +27,7 @@ class MixerTypes(Field):
 
     def to_hf(self, spec: Model) -> dict[str, Any]:
         rotated = value_at(spec, f"{ATTENTION}.position:rope") is not ABSENT
-        types = [LINEAR if is_kind(value_at(one, "mixer"), "mamba2") else FULL for one in spec.layers]
+        types = [LINEAR if is_kind(value_at(layer, "mixer"), "mamba2") else FULL for layer in spec.layers]
         return {LAYER_TYPES: types, POSITION: "rope" if rotated else None}
 
     def from_hf(self, config: Config) -> Settings:

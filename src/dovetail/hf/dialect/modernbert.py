@@ -16,7 +16,7 @@ TYPES = LocalAttention()
 ROPES = RotaryByType(
     TYPES, {FULL: ("global_rope_theta", 160000.0), SLIDING: ("local_rope_theta", 10000.0)}, scaled=(FULL, SLIDING)
 )
-TRANSFORM = (*rows("head.dense", "head.dense", "weight", "bias"), *rows("head.norm", "head.norm", *LAYERNORM))
+TRANSFORM = (*rows("head.dense", "head.dense"), *rows("head.norm", "head.norm", *LAYERNORM))
 LAYER_OF_ITS_OWN = (
     Choice("classifier_activation", "head.act", ACTIVATIONS),
     Copy("classifier_bias", "head.dense_bias"),
@@ -28,7 +28,7 @@ OF_LOSSES = {"sparse_prediction", "sparse_pred_ignore_index"}
 OF_KERNELS = {"deterministic_flash_attn", "reference_compile", "repad_logits_with_grad"}
 OLD = {"layer_norm_eps", "position_embedding_type"}  # norm_eps is the one that is read
 CLASSIFIER = {"act": "gelu", "norm": NORM, "dense_bias": False}
-CLASSIFIER_TENSORS = (*TRANSFORM, *rows("classifier", "head.out", "weight", "bias"))
+CLASSIFIER_TENSORS = (*TRANSFORM, *rows("classifier", "head.out"))
 CLASSIFIER_FIELDS = (*LAYER_OF_ITS_OWN, Classes(), Copy("classifier_dropout", "head.dropout"))
 
 
@@ -86,13 +86,13 @@ MODERNBERT = Dialect(
             Row(f"layers.{{}}.attn.Wqkv.{leaf}", *(f"layers.{{}}.mixer.{name}.{leaf}" for name in "qkv"), convert=CONCAT)
             for leaf in ("weight", "bias")
         ),
-        *rows("layers.{}.attn.Wo", "layers.{}.mixer.o", "weight", "bias"),
+        *rows("layers.{}.attn.Wo", "layers.{}.mixer.o"),
         *rows("layers.{}.mlp_norm", "layers.{}.ffn_norm", *LAYERNORM),
         *(
             Row(f"layers.{{}}.mlp.Wi.{leaf}", *(f"layers.{{}}.ffn.{name}.{leaf}" for name in ("gate", "up")), convert=CONCAT)
             for leaf in ("weight", "bias")
         ),
-        *rows("layers.{}.mlp.Wo", "layers.{}.ffn.down", "weight", "bias"),
+        *rows("layers.{}.mlp.Wo", "layers.{}.ffn.down"),
         *rows("final_norm", "norm", *LAYERNORM),
     ),
 )

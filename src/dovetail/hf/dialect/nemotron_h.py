@@ -200,8 +200,8 @@ NEMOTRON_H = Dialect(
             row
             for name in ("up", "down")
             for row in (
-                *rows(f"{MIXER}.{name}_proj", f"{FFN}.{name}", "weight", "bias", where=f"{FFN}:mlp"),
-                *rows(f"{MIXER}.shared_experts.{name}_proj", f"{FFN}.shared.{name}", "weight", "bias"),
+                *rows(f"{MIXER}.{name}_proj", f"{FFN}.{name}", where=f"{FFN}:mlp"),
+                *rows(f"{MIXER}.shared_experts.{name}_proj", f"{FFN}.shared.{name}"),
                 Row(f"{MIXER}.experts.{{expert}}.{name}_proj.weight", f"{FFN}.bank.{name}.weight"),
             )
         ),

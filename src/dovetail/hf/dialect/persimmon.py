@@ -26,8 +26,8 @@ PERSIMMON = GPT_NEOX.variant(
     ),
     tensors=(
         Row("embed_tokens.weight", "embed.table"),
-        *rows("layers.{}.self_attn.query_key_value", "layers.{}.mixer.qkv", "weight", "bias"),
-        *rows("layers.{}.self_attn.dense", "layers.{}.mixer.o", "weight", "bias"),
+        *rows("layers.{}.self_attn.query_key_value", "layers.{}.mixer.qkv"),
+        *rows("layers.{}.self_attn.dense", "layers.{}.mixer.o"),
         *rows("layers.{}.self_attn.q_layernorm", "layers.{}.mixer.q_norm", *LAYERNORM),
         *rows("layers.{}.self_attn.k_layernorm", "layers.{}.mixer.k_norm", *LAYERNORM),
         *rows("final_layernorm", "norm", *LAYERNORM),

@@ -43,7 +43,7 @@ class DeltaNetLayers(Field):
     names = (LAYER_TYPES, PERIOD)
 
     def to_hf(self, spec: Model) -> dict[str, Any]:
-        return {LAYER_TYPES: [LINEAR if is_kind(value_at(one, "mixer"), "gated_deltanet") else FULL for one in spec.layers]}
+        return {LAYER_TYPES: [LINEAR if is_kind(value_at(layer, "mixer"), "gated_deltanet") else FULL for layer in spec.layers]}
 
     def from_hf(self, config: Config) -> Settings:
         count, said, period = depth_of(config, "num_hidden_layers"), config.get(LAYER_TYPES), integer(config, PERIOD, 4, 1)

@@ -6,10 +6,9 @@ import dataclasses as dc
 from typing import Any
 
 from dovetail.base.errors import SpecError
-from dovetail.hf.classes import classified
-from dovetail.hf.dialect.bert import BERT, CLASSIFIER, NORM, POOLER, POSITION_IDS, TIED
-from dovetail.hf.field import Config, Copy, Field, Settings, value_at
-from dovetail.hf.table import LAYERNORM, Form, Row, Skip, rows
+from dovetail.hf.dialect.bert import BERT, HEAD_EPS, POSITION_IDS, TIED, classifiers, masked_lm, pooled
+from dovetail.hf.field import Config, Field, Settings, value_at
+from dovetail.hf.table import Form, Skip
 from dovetail.model.model import Model
 
 PAD, LENGTH = "pad_token_id", "max_position_embeddings"
@@ -37,52 +36,19 @@ def _whole(config: Config, name: str) -> int:
     return value
 
 
+def named(name: str) -> tuple[Form, ...]:
+    """RoBERTa's model classes, also under the name of another family."""
+    head = masked_lm("Roberta", "lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "lm_head.decoder.weight", HEAD_EPS, TIED)
+    forms = pooled("Roberta", "pooler.dense"), head, *classifiers("Roberta", "tanh", "classifier.dense", "classifier.out_proj")
+    return tuple(dc.replace(form, architecture=form.architecture.replace("Roberta", name)) for form in forms)
+
+
 ROBERTA = BERT.variant(
     "roberta",
-    forms=(
-        Form(
-            architecture="RobertaModel",
-            auto="AutoModel",
-            answer="pooler_output",
-            head={"head": {"kind": "pooled_embedding", "pooling": "first", "dense": True}},
-            tensors=POOLER,
-        ),
-        Form(
-            architecture="RobertaForMaskedLM",
-            auto="AutoModelForMaskedLM",
-            head={"head": {"kind": "masked_lm", "norm": NORM}},
-            prefix="roberta.",
-            tensors=(
-                *rows("lm_head.dense", "head.dense", "weight", "bias"),
-                *rows("lm_head.layer_norm", "head.norm", *LAYERNORM),
-                Row("lm_head.bias", "head.bias"),
-                Row("lm_head.decoder.weight", "head.out.weight"),
-            ),
-            fields=(Copy("layer_norm_eps", "head.norm.eps"), TIED),
-        ),
-        classified(
-            "Roberta",
-            "Sequence",
-            "roberta.",
-            {"kind": "classifier", "act": "tanh"},
-            (
-                *rows("classifier.dense", "head.dense", "weight", "bias"),
-                *rows("classifier.out_proj", "head.out", "weight", "bias"),
-            ),
-            CLASSIFIER,
-        ),
-        classified(
-            "Roberta", "Token", "roberta.", "token_classifier", rows("classifier", "head.out", "weight", "bias"), CLASSIFIER
-        ),
-    ),
+    forms=named("Roberta"),
     spec={"position": {"kind": "learned", "length": 512, "offset": 2}},
     fields=(PositionTable(),),
     defaults={"pad_token_id": 1, "max_position_embeddings": 512, "hidden_dropout_prob": 0.1},
     copies={"lm_head.decoder.bias": "head.bias"},
     skips=(POSITION_IDS, Skip("roberta.pooler.*", "a pooler that this model class does not use")),
 )
-
-
-def named(prefix: str) -> tuple[Form, ...]:
-    """RoBERTa's model classes under the name of another family."""
-    return tuple(dc.replace(form, architecture=form.architecture.replace("Roberta", prefix)) for form in ROBERTA.forms)

@@ -28,8 +28,8 @@ STARCODER2 = LLAMA.variant(
     tensors=(
         *rows("layers.{}.input_layernorm", "layers.{}.mixer_norm", *LAYERNORM),
         *rows("layers.{}.post_attention_layernorm", "layers.{}.ffn_norm", *LAYERNORM),
-        *rows("layers.{}.mlp.c_fc", "layers.{}.ffn.up", "weight", "bias"),
-        *rows("layers.{}.mlp.c_proj", "layers.{}.ffn.down", "weight", "bias"),
+        *rows("layers.{}.mlp.c_fc", "layers.{}.ffn.up"),
+        *rows("layers.{}.mlp.c_proj", "layers.{}.ffn.down"),
         *rows("norm", "norm", *LAYERNORM),
     ),
     defaults={"use_bias": True, "num_key_value_heads": 2, "initializer_range": 0.018042},

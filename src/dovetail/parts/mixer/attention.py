@@ -35,7 +35,7 @@ from dovetail.nn.softmax import (
     no_encoder,
 )
 from dovetail.nn.view import KV, KVView, OnRead
-from dovetail.ops.attend import WHOLE, Stored
+from dovetail.ops.attend import WHOLE, StoredEntries
 from dovetail.ops.mask import pairs
 from dovetail.spec.field import bounded
 from dovetail.spec.part import Part, Problem, broken, child, register
@@ -339,7 +339,7 @@ class AttentionModule(SoftmaxModule, of=Attention):
         if not (ctx.wants(self, "keys") or ctx.wants(self, "values")):
             return kv
         (k, v), layout = kv.entries()
-        return Stored(layout, (ctx.tap(self, "keys", k), ctx.tap(self, "values", v)))
+        return StoredEntries(layout, (ctx.tap(self, "keys", k), ctx.tap(self, "values", v)))
 
     def read(self, x: Tensor, q: Tensor, kv: KV, ctx: Ctx) -> Tensor:
         """Attend, gate, project back to the residual stream."""

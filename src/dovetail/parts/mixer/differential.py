@@ -26,7 +26,7 @@ from dovetail.nn.linear import Linear, multiply_fused
 from dovetail.nn.module import at_least_fp32
 from dovetail.nn.softmax import SoftmaxMixer, SoftmaxMixerProof, SoftmaxModule, check_heads, check_position
 from dovetail.nn.view import KV, KVView, OnRead
-from dovetail.ops.attend import WHOLE, Stored
+from dovetail.ops.attend import WHOLE, StoredEntries
 from dovetail.ops.mask import pairs
 from dovetail.spec.field import bounded
 from dovetail.spec.part import Part, Problem, child, register
@@ -159,7 +159,7 @@ class DifferentialAttentionModule(SoftmaxModule, of=DifferentialAttention):
         return (a1 @ b1).exp() - (a2 @ b2).exp() + self.start
 
 
-def half(kv: KV, i: int) -> Stored:
+def half(kv: KV, i: int) -> StoredEntries:
     """The keys (…, m, kv_heads, head) of one half, and the values (…, m, kv_heads, 2·head)."""
     (k, v), layout = kv.entries()
-    return Stored(layout, (k[..., i, :], v.flatten(-2)))
+    return StoredEntries(layout, (k[..., i, :], v.flatten(-2)))

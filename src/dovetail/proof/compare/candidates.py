@@ -163,7 +163,7 @@ def other_layers(part: Part, tensors: Tensors, others: Mapping[str, Tensors]) ->
 # -- edits ----------------------------------------------------------------------------------------------------------
 
 
-class Identity(nn.Module):
+class ReturnInput(nn.Module):
     """Returns its input."""
 
     def forward(self, x: Tensor, *_: Any) -> Tensor:
@@ -190,7 +190,7 @@ def edits(part: Part, module: Module, norm_fields: Callable[[Part], Iterator[Can
                 if type(other.part) is type(below.part):
                     edit = _with_part(path, other.part)
                     yield Candidate(other.cause, path, f"{path}.{other.description}", part, edit=edit)
-            yield Candidate("norm missing", path, f"{path} is left out", part, edit=_with_module(path, Identity()))
+            yield Candidate("norm missing", path, f"{path} is left out", part, edit=_with_module(path, ReturnInput()))
         elif isinstance(below.part, (Mixer, Ffn)):
             yield Candidate("branch missing", path, f"{path} adds nothing", part, edit=_with_module(path, Zero()))
         elif isinstance(below, PositionModule) and type(below).rotate is not PositionModule.rotate:

@@ -26,7 +26,7 @@ from dovetail.nn.finite import nonfinite
 from dovetail.proof.compare.candidates import UNRUNNABLE, Candidate
 from dovetail.proof.compare.comparison import EXACT, relative_gap, row_scale
 from dovetail.proof.compare.match import layer_of
-from dovetail.proof.compare.piece import CauseSearch, EmbeddingPiece, HeadPiece, LayerPiece, Piece
+from dovetail.proof.compare.piece import CauseSearch, EmbeddingPiece, HeadPiece, LayerPiece, ModelPiece
 from dovetail.proof.compare.sides import Side
 from dovetail.spec.fold import declared
 
@@ -63,7 +63,7 @@ def find_cause(search: CauseSearch, address: str, tables: Callable[[], Mapping[s
     return _try_candidates(LayerPiece(search, where), address.removeprefix(where).lstrip("."))
 
 
-def _try_candidates(piece: Piece, tap: str) -> Cause | None:
+def _try_candidates(piece: ModelPiece, tap: str) -> Cause | None:
     """The first candidate that leaves next to nothing of the gap. Of a rounded recording, of which something is always left:
     of those that leave no more than rounding, and no large part, one that leaves about as little as any and acts nearest to
     the tap."""
@@ -105,7 +105,7 @@ def _distance(candidate: Candidate, tap: str) -> int:
 
 
 @torch.no_grad()
-def _gap_with(piece: Piece, candidate: Candidate, target: Tensor | None) -> float | None:
+def _gap_with(piece: ModelPiece, candidate: Candidate, target: Tensor | None) -> float | None:
     """The gap between a changed piece and the target; None where the piece cannot be built or run."""
     if target is None:
         return None
@@ -122,7 +122,7 @@ def _gap_with(piece: Piece, candidate: Candidate, target: Tensor | None) -> floa
     return relative_gap(y, target, row_scale(target))
 
 
-def _fit_factor(piece: Piece, allowed: float, tried: int) -> Cause | None:
+def _fit_factor(piece: ModelPiece, allowed: float, tried: int) -> Cause | None:
     """A cause that no candidate covers: the output times a constant."""
     source, target = piece.own(), piece.target()
     if source is None or target is None or source.numel() != target.numel():

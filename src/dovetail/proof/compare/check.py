@@ -140,7 +140,7 @@ class Verdict:
             "first": None if self.first is None else self.first.address,
             "layer": self.layer,
             "cause": None if self.cause is None else dc.asdict(self.cause),
-            "weights": [finite(one._asdict()) for one in self.weights],
+            "weights": [finite(weight._asdict()) for weight in self.weights],
             "non_finite_weights": self.nonfinite,
             "not_compared": self.comparison.missing,
             "passes": {one.name: one.comparison.status for one in self.passes},

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.nn.finite import nonfinite
-from dovetail.proof.compare.match import Place, comparable, layer_of, rows_of, same_named
+from dovetail.proof.compare.match import MatchedModule, comparable, layer_of, rows_of, same_named
 from dovetail.proof.compare.prompt import Prompt
 from dovetail.proof.compare.record import Recording
 from dovetail.proof.compare.sides import Places, Side, run
@@ -155,7 +155,7 @@ def places_of(a: Side, b: Side, side: Side, *, layers_only: bool = False) -> Pla
     spec = a.spec or b.spec
     other = b if side is a else a
 
-    def places(module: nn.Module) -> Sequence[Place]:
+    def places(module: nn.Module) -> Sequence[MatchedModule]:
         found = same_named(module, other.module(other.dtype)) if spec is None else side.places(module, spec)
         return [place for place in found if place.layer or place.choices] if layers_only else found
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dovetail.model.model import Model
 from dovetail.proof.compare.float64 import float32_islands_widened
-from dovetail.proof.compare.match import Place
+from dovetail.proof.compare.match import MatchedModule
 from dovetail.proof.compare.prompt import Prompt
 from dovetail.proof.compare.record import ANSWER, Recording, answer_of, record
 from dovetail.spec.part import walk
@@ -120,7 +120,7 @@ def run_decoding(
     module: nn.Module,
     prompt: Prompt,
     dtype: torch.dtype,
-    places: Sequence[Place],
+    places: Sequence[MatchedModule],
     sizes: Mapping[str, int],
 ) -> Recording | str:
     """Decode the prompt and record every tap over all tokens; a string says why the side is not decoded."""

@@ -59,7 +59,7 @@ class DumpPass:
 
 
 @dc.dataclass(frozen=True)
-class Rows:
+class DumpTensor:
     """A tensor of a dump over all tokens of its sequences: shards (tokens, width) by rank, and which tokens it has."""
 
     shards: tuple[Tensor, ...]
@@ -128,7 +128,7 @@ class Dump:
         """The names of the tensors, in the order of the first file."""
         return list(self._tensors)
 
-    def __getitem__(self, name: str) -> Rows:
+    def __getitem__(self, name: str) -> DumpTensor:
         return self._tensors[name]
 
     def __contains__(self, name: str) -> bool:
@@ -173,13 +173,13 @@ class Dump:
         ranks = {sequence: i for i, sequence in enumerate(self.sequences)}
         return torch.tensor([ranks[int(one)] for one in sequences]).argsort(stable=True)
 
-    def _read(self) -> dict[str, Rows]:
+    def _read(self) -> dict[str, DumpTensor]:
         """Every floating-point tensor whose rows are tokens."""
         sizes = [os.stat(self.directory.path(name)).st_size for one in self.passes for name in one.files]
         if sum(sizes) > DUMP_BYTES:
             raise self._error(f"its files have {sum(sizes):,} bytes; the limit is {DUMP_BYTES:,}")
         per_pass = [[self._file(name) for name in one.files] for one in self.passes]
-        found: dict[str, Rows] = {}
+        result: dict[str, DumpTensor] = {}
         for name in dict.fromkeys(name for files in per_pass for name in files[0]):
             dim = next((dim for pattern, dim in self.sharding.items() if fnmatchcase(name, pattern)), None)
             shards, present = [], torch.zeros(0, dtype=torch.bool)
@@ -193,10 +193,10 @@ class Dump:
                 shards.append(torch.cat(filled)[self.order])
                 present = torch.cat([mask for _, mask in parts])[self.order]
             if shards and (dim is None or len(shards) == len(self.passes[0].files)):
-                found[name] = Rows(tuple(shards), present, dim)
-        if not found:
+                result[name] = DumpTensor(tuple(shards), present, dim)
+        if not result:
             raise self._error("no tensor of its files has one row per token")
-        return found
+        return result
 
     def _file(self, name: str) -> Mapping[str, Tensor]:
         path, shown = self.directory.path(name), self.directory.place / name

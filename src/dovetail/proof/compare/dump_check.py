@@ -37,7 +37,7 @@ from dovetail.proof.compare.comparison import (
 )
 from dovetail.proof.compare.dump import Dump
 from dovetail.proof.compare.dump_match import Sources, match_dump
-from dovetail.proof.compare.match import Place, comparable, layer_of
+from dovetail.proof.compare.match import MatchedModule, comparable, layer_of
 from dovetail.proof.compare.prompt import Prompt, prompt_of_ids
 from dovetail.proof.compare.record import ANSWER, Recording
 from dovetail.proof.compare.sides import Side, run
@@ -45,7 +45,7 @@ from dovetail.proof.compare.sides import Side, run
 NOT_RUN = ("the dump in float64", "longer prompts")
 
 
-class Group(NamedTuple):
+class SequenceGroup(NamedTuple):
     """The sequences of a dump of one length: their prompt, the indices of their tokens, and the tokens of a row that were
     computed before the first single one."""
 
@@ -54,7 +54,7 @@ class Group(NamedTuple):
     prefill: int
 
 
-def groups_of(dump: Dump, vocab: int | None) -> list[Group]:
+def groups_of(dump: Dump, vocab: int | None) -> list[SequenceGroup]:
     """The sequences of a dump by their length, longest first."""
     start, by_length = 0, dict[int, list[tuple[int, int, list[int]]]]()
     for sequence, ids in dump.sequences.items():
@@ -64,7 +64,7 @@ def groups_of(dump: Dump, vocab: int | None) -> list[Group]:
     for length, rows in sorted(by_length.items(), reverse=True):
         tokens = torch.cat([torch.arange(start, start + length) for _, start, _ in rows])
         prefill = min(dump.prefill(sequence) for sequence, _, _ in rows)
-        groups.append(Group(prompt_of_ids([ids for _, _, ids in rows], vocab), tokens, prefill))
+        groups.append(SequenceGroup(prompt_of_ids([ids for _, _, ids in rows], vocab), tokens, prefill))
     return groups
 
 
@@ -104,7 +104,7 @@ def verify_dump(
     return verdict
 
 
-def _recorded(side: Side, group: Group, dtype: torch.dtype, progress: Progress) -> tuple[Recording, Recording]:
+def _recorded(side: Side, group: SequenceGroup, dtype: torch.dtype, progress: Progress) -> tuple[Recording, Recording]:
     """The side in float64 and in the dtype of the dump."""
     sizes = {} if side.spec is None else comparable(side.spec)
     recordings = []
@@ -114,14 +114,14 @@ def _recorded(side: Side, group: Group, dtype: torch.dtype, progress: Progress) 
     return recordings[0], recordings[1]
 
 
-def _places(side: Side, module: nn.Module) -> Sequence[Place]:
+def _places(side: Side, module: nn.Module) -> Sequence[MatchedModule]:
     """The places of a side; without a spec, all its modules."""
     if side.spec is not None:
         return side.places(module, side.spec)
-    return [Place(name, (name,)) for name, _ in module.named_modules() if name]
+    return [MatchedModule(name, (name,)) for name, _ in module.named_modules() if name]
 
 
-def _wanted(recording: Recording, group: Group) -> Mapping[str, Tensor]:
+def _wanted(recording: Recording, group: SequenceGroup) -> Mapping[str, Tensor]:
     """Our activations with one row per token."""
     rows = len(group.tokens)
     flat = {address: x.reshape(rows, -1) for address, x in recording.taps.items() if x.numel() % rows == 0}
@@ -135,7 +135,7 @@ class Dumped(NamedTuple):
     present: dict[str, Tensor]
 
 
-def _dumped(dump: Dump, sources: Sources, group: Group, own: Recording) -> Dumped:
+def _dumped(dump: Dump, sources: Sources, group: SequenceGroup, own: Recording) -> Dumped:
     taps, present = {}, {}
     for address, source in sources.items():
         x = source.of(dump)[group.tokens]
@@ -144,7 +144,7 @@ def _dumped(dump: Dump, sources: Sources, group: Group, own: Recording) -> Dumpe
     return Dumped(taps, present)
 
 
-def _passes(dump: Dump, recordings: tuple[Recording, Recording], theirs: Dumped, group: Group) -> list[Pass]:
+def _passes(dump: Dump, recordings: tuple[Recording, Recording], theirs: Dumped, group: SequenceGroup) -> list[Pass]:
     """The prefill of a group, and its decoded tokens where there are any."""
     prompt, prefill = group.prompt, group.prefill
     order = torch.arange(prompt.n).repeat(prompt.batch)
@@ -157,7 +157,7 @@ def _passes(dump: Dump, recordings: tuple[Recording, Recording], theirs: Dumped,
 
 
 def _compared(
-    dump: Dump, recordings: tuple[Recording, Recording], theirs: Dumped, group: Group, rows: Tensor
+    dump: Dump, recordings: tuple[Recording, Recording], theirs: Dumped, group: SequenceGroup, rows: Tensor
 ) -> SideComparison:
     """The comparison of some of the tokens, in the order of our computation."""
     exact, own = recordings

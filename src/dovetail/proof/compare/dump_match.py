@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from dovetail.model.model import Model
-from dovetail.proof.compare.dump import Dump, Rows
-from dovetail.proof.compare.match import Place, comparable, namings
+from dovetail.proof.compare.dump import Dump, DumpTensor
+from dovetail.proof.compare.match import MatchedModule, comparable, namings
 from dovetail.proof.compare.record import ANSWER
 from dovetail.spec.fold import declared
 
@@ -38,7 +38,7 @@ class DumpSource:
     """The tensors of a dump that give one of our activations, and how: shards by rank -> (tokens, width)."""
 
     names: tuple[str, ...]
-    read: Callable[[Sequence[Rows]], Tensor]
+    read: Callable[[Sequence[DumpTensor]], Tensor]
 
     def of(self, dump: Dump) -> Tensor:
         """The activation (tokens, width) in float64."""
@@ -91,7 +91,7 @@ def head_sizes(spec: Model) -> dict[str, int]:
 def _in_halves(source: DumpSource, head: int) -> DumpSource:
     """Heads whose rotary pairs are interleaved, with the pairs in halves: (…, head / 2, 2) -> (…, 2, head / 2)."""
 
-    def read(rows: Sequence[Rows]) -> Tensor:
+    def read(rows: Sequence[DumpTensor]) -> Tensor:
         return source.read(rows).unflatten(-1, (-1, head // 2, 2)).transpose(-1, -2).flatten(-3)
 
     return DumpSource(source.names, read)
@@ -101,10 +101,10 @@ def _whole(name: str) -> DumpSource:
     return DumpSource((name,), lambda rows: rows[0].whole())
 
 
-def _part(widths: Sequence[int], i: int) -> Callable[[Sequence[Rows]], Tensor]:
+def _part(widths: Sequence[int], i: int) -> Callable[[Sequence[DumpTensor]], Tensor]:
     """Part i of a fused output; of every rank, where it is sharded."""
 
-    def read(rows: Sequence[Rows]) -> Tensor:
+    def read(rows: Sequence[DumpTensor]) -> Tensor:
         ranks = len(rows[0].shards)
         return torch.cat([shard.split([width // ranks for width in widths], -1)[i] for shard in rows[0].shards], -1)
 
@@ -155,12 +155,12 @@ class _Matcher:
         absent = [place for place in places if place.theirs not in present and not place.choices and len(place.ours) == 1]
         yield from self._fused(prefix, absent)
 
-    def _naming(self) -> tuple[str, list[Place]]:
+    def _naming(self) -> tuple[str, list[MatchedModule]]:
         """What stands before the names of modules in the dump, and the naming of which it has the most."""
         if self.spec is None:
-            return "", [Place(name, (name,)) for name in self.want if not name.endswith(".in")]
+            return "", [MatchedModule(name, (name,)) for name in self.want if not name.endswith(".in")]
         names = [name.partition("#")[0] for name in self.dump.names()]
-        best: tuple[int, str, Sequence[Place]] = (-1, "", ())
+        best: tuple[int, str, Sequence[MatchedModule]] = (-1, "", ())
         for places in namings(self.spec):
             last = places[0].theirs
             for prefix in {name[: -len(last)] for name in names if name.endswith(f".{last}")} | {""}:
@@ -173,19 +173,19 @@ class _Matcher:
         numbered = itertools.takewhile(self.dump.__contains__, (f"{name}#{i}" for i in itertools.count()))
         return [name] if name in self.dump else list(numbered)
 
-    def _outputs(self, name: str, place: Place) -> Iterator[tuple[str, str, DumpSource]]:
-        if place.move is None:
-            yield from self._plain(name, place.ours[0], layer=place.layer)
+    def _outputs(self, name: str, module: MatchedModule) -> Iterator[tuple[str, str, DumpSource]]:
+        if module.move is None:
+            yield from self._plain(name, module.ours[0], layer=module.layer)
             return
         first, sizes = self._tensors(name)[0], self.sizes
-        for i, path in enumerate(place.ours):
+        for i, path in enumerate(module.ours):
 
-            def read(rows: Sequence[Rows], i: int = i) -> Tensor:
+            def read(rows: Sequence[DumpTensor], i: int = i) -> Tensor:
                 ranks = len(rows[0].shards)
-                per_rank = {path: sizes[path] // ranks for path in place.ours}
-                return torch.cat([place.outputs(shard, per_rank)[i] for shard in rows[0].shards], -1)
+                per_rank = {path: sizes[path] // ranks for path in module.ours}
+                return torch.cat([module.outputs(shard, per_rank)[i] for shard in rows[0].shards], -1)
 
-            if self.dump[first].width() == sum(sizes[path] for path in place.ours):
+            if self.dump[first].width() == sum(sizes[path] for path in module.ours):
                 yield "whole", path, DumpSource((first,), read)
 
     def _plain(self, name: str, address: str, *, layer: bool = True) -> Iterator[tuple[str, str, DumpSource]]:
@@ -199,9 +199,9 @@ class _Matcher:
         if names[0] in fitting or address == ANSWER:
             yield ("first" if len(names) > 1 else "whole"), address, _whole(names[0])
 
-    def _fused(self, prefix: str, absent: Sequence[Place]) -> Iterator[tuple[str, str, DumpSource]]:
+    def _fused(self, prefix: str, absent: Sequence[MatchedModule]) -> Iterator[tuple[str, str, DumpSource]]:
         """Outputs of modules that the dump does not have, as parts of a module beside them whose width is their sum."""
-        siblings: dict[str, list[Place]] = {}
+        siblings: dict[str, list[MatchedModule]] = {}
         for place in absent:
             if place.ours[0] in self.sizes and not place.layer:
                 siblings.setdefault((prefix + place.theirs).rpartition(".")[0], []).append(place)

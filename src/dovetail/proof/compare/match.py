@@ -35,7 +35,7 @@ TOKENS = 7919  # a number of tokens that is no size of a matrix, to find out whi
 
 
 @dc.dataclass(frozen=True)
-class Place:
+class MatchedModule:
     """A module of theirs that computes outputs of ours, and how its output maps to them."""
 
     theirs: str
@@ -78,17 +78,17 @@ def routers(spec: Model) -> Mapping[str, int]:
     return {path: part.choices() for path, part, _ in walk(spec) if isinstance(part, Router)}
 
 
-def ours(spec: Model) -> list[Place]:
+def ours(spec: Model) -> list[MatchedModule]:
     """The places of a module with our names."""
-    places = [Place(path, (path,), layer=_layer(path) == path) for path in comparable(spec)]
-    return places + [Place(path, (path,), choices=choices) for path, choices in routers(spec).items()]
+    places = [MatchedModule(path, (path,), layer=_layer(path) == path) for path in comparable(spec)]
+    return places + [MatchedModule(path, (path,), choices=choices) for path, choices in routers(spec).items()]
 
 
 @functools.lru_cache(maxsize=16)
-def theirs(spec: Model, family: str) -> tuple[Place, ...]:
+def theirs(spec: Model, family: str) -> tuple[MatchedModule, ...]:
     """The places in the implementation of a family in transformers."""
     sizes, chosen = comparable(spec), routers(spec)
-    places: dict[tuple[str, tuple[str, ...]], Place] = {}
+    places: dict[tuple[str, tuple[str, ...]], MatchedModule] = {}
     moves = to_hf(spec, family).moves
     for move in moves:
         owners = tuple(path.rpartition(".")[0] for path in move.paths)
@@ -96,12 +96,12 @@ def theirs(spec: Model, family: str) -> tuple[Place, ...]:
         module = move.hf_names[0].rpartition(".")[0]
         router = owners[0].rpartition(".")[0]
         if router in chosen and len(owners) == len(move.hf_names) == 1:
-            places[module, (router,)] = Place(module, (router,), choices=chosen[router])
+            places[module, (router,)] = MatchedModule(module, (router,), choices=chosen[router])
         if len(move.hf_names) != 1 or not all(owner in sizes for owner in owners) or leaf not in ("weight", "scale"):
             continue
         if leaf == "weight" and not _by_rows(move):
             continue
-        places[module, owners] = Place(module, owners, move if leaf == "weight" else None)
+        places[module, owners] = MatchedModule(module, owners, move if leaf == "weight" else None)
     return (*places.values(), *_layers(spec, moves))
 
 
@@ -114,7 +114,7 @@ def _by_rows(move: Move) -> bool:
     return len(shape) == 2 and TOKENS in shape
 
 
-def _layers(spec: Model, moves: Iterable[Move]) -> Iterable[Place]:
+def _layers(spec: Model, moves: Iterable[Move]) -> Iterable[MatchedModule]:
     """The innermost module of theirs that holds every weight of a layer, and none of another."""
     by_layer: dict[str, list[str]] = {}
     for move in moves:
@@ -124,7 +124,7 @@ def _layers(spec: Model, moves: Iterable[Move]) -> Iterable[Place]:
         prefix = _up_to_number(_common_prefix([name.split(".")[:-1] for name in names]))
         others = (name for other, more in by_layer.items() if other != layer for name in more)
         if layer and prefix and not any(name.split(".")[: len(prefix)] == prefix for name in others):
-            yield Place(".".join(prefix), (layer,), layer=True)
+            yield MatchedModule(".".join(prefix), (layer,), layer=True)
 
 
 def _common_prefix(paths: list[list[str]]) -> list[str]:
@@ -150,7 +150,7 @@ def layer_of(path: str) -> str:
     return _layer(path) or ("embed" if path.startswith("embed") else "head")
 
 
-def namings(spec: Model) -> Iterator[Sequence[Place]]:
+def namings(spec: Model) -> Iterator[Sequence[MatchedModule]]:
     """The places of a spec by our names, and by those of every family that can express it."""
     yield ours(spec)
     for family in DIALECTS:
@@ -158,7 +158,7 @@ def namings(spec: Model) -> Iterator[Sequence[Place]]:
             yield theirs(spec, family)
 
 
-def places_by_name(module: nn.Module, spec: Model, user_map: Mapping[str, str]) -> list[Place]:
+def places_by_name(module: nn.Module, spec: Model, user_map: Mapping[str, str]) -> list[MatchedModule]:
     """The places of a module of which only the names are known: pairs of the user's map (their pattern -> ours, `{}` is the
     number of the layer), our names or those of a family that can express the spec, and a list with one module per layer."""
     names = {name for name, _ in module.named_modules()}
@@ -169,7 +169,7 @@ def places_by_name(module: nn.Module, spec: Model, user_map: Mapping[str, str]) 
     return with_layers([*mapped, *best], module, spec)
 
 
-def with_routers(places: Sequence[Place], module: nn.Module, spec: Model) -> list[Place]:
+def with_routers(places: Sequence[MatchedModule], module: nn.Module, spec: Model) -> list[MatchedModule]:
     """The places that a module has. A router whose module has another name than its weight in a file is found in its layer by
     the shape of its weight, where only one module has that shape."""
     modules = dict(module.named_modules())
@@ -179,24 +179,24 @@ def with_routers(places: Sequence[Place], module: nn.Module, spec: Model) -> lis
         for d in declared(spec)
         if d.weight.matmul and d.weight.out == ("experts",)
     }
-    found = [place for place in places if place.theirs in modules]
+    result = [place for place in places if place.theirs in modules]
     for place in places:
         layer = _layer(place.ours[0])
         if place.choices and place.theirs not in modules and layer in layers:
             below = [name for name in modules if name.startswith(f"{layers[layer]}.")]
             wanted = (shapes.get(place.ours[0]),)
             names = [n for n in below if wanted == tuple(tuple(w.shape) for w in modules[n].parameters(recurse=False))]
-            found += [dc.replace(place, theirs=names[0])] if len(names) == 1 else []
-    return found
+            result += [dc.replace(place, theirs=names[0])] if len(names) == 1 else []
+    return result
 
 
-def with_layers(places: list[Place], module: nn.Module, spec: Model) -> list[Place]:
+def with_layers(places: list[MatchedModule], module: nn.Module, spec: Model) -> list[MatchedModule]:
     """The places, and the layers that are not among them, where the module has one list with one module per layer."""
     covered = {path for place in places for path in place.ours}
     return [*places, *(place for place in _list_of_layers(module, spec) if not covered.intersection(place.ours))]
 
 
-def _user_places(user_map: Mapping[str, str], spec: Model, names: set[str]) -> list[Place]:
+def _user_places(user_map: Mapping[str, str], spec: Model, names: set[str]) -> list[MatchedModule]:
     known, places = comparable(spec), []
     for pattern, path in user_map.items():
         count = len(spec.layers) if "{}" in pattern else 1
@@ -206,22 +206,22 @@ def _user_places(user_map: Mapping[str, str], spec: Model, names: set[str]) -> l
                 raise FileError(f"--map {pattern}={path}: the module has no {theirs}")
             if ours not in known:
                 raise FileError(f"--map {pattern}={path}: {ours} is not a linear map, norm or layer of the spec")
-            places.append(Place(theirs, (ours,)))
+            places.append(MatchedModule(theirs, (ours,)))
     return places
 
 
-def _list_of_layers(module: nn.Module, spec: Model) -> list[Place]:
+def _list_of_layers(module: nn.Module, spec: Model) -> list[MatchedModule]:
     lists = [(name, one) for name, one in module.named_modules() if isinstance(one, nn.ModuleList)]
     names = [name for name, one in lists if len(one) == len(spec.layers)]
     if len(names) != 1:
         return []
-    return [Place(f"{names[0]}.{i}", (f"layers.{i}",), layer=True) for i in range(len(spec.layers))]
+    return [MatchedModule(f"{names[0]}.{i}", (f"layers.{i}",), layer=True) for i in range(len(spec.layers))]
 
 
-def same_named(a: nn.Module, b: nn.Module) -> list[Place]:
+def same_named(a: nn.Module, b: nn.Module) -> list[MatchedModule]:
     """Where no spec is known: every module whose name both sides have."""
     names = {name for name, _ in b.named_modules()}
-    return [Place(name, (name,)) for name, _ in a.named_modules() if name in names and name]
+    return [MatchedModule(name, (name,)) for name, _ in a.named_modules() if name in names and name]
 
 
 def rows_of(x: Tensor, batch: int, n: int) -> Tensor:

@@ -12,7 +12,8 @@ from torch import nn
 from dovetail.base.errors import FileError, SpecError, UsageError
 from dovetail.base.limits import DECODED, PROMPT_TOKENS
 from dovetail.disk.untrusted import Directory
-from dovetail.hf.load import Watch, origin
+from dovetail.hf.load import Watch
+from dovetail.hf.origin import origin
 from dovetail.model.model import ModelModule
 from dovetail.proof.compare.check import padding_token
 from dovetail.proof.compare.dump import Dump
@@ -127,9 +128,9 @@ def first_tokenizer(*sides: SideLike) -> Tokenizer | None:
     """Return the tokenizer of the first directory that has one."""
     for side in sides:
         if isinstance(side, (str, Path)):
-            place = Path(str(side).removeprefix("hf:"))
-            if (place / TOKENIZER_FILE).is_file():
-                return Tokenizer.load(place)
+            path = Path(str(side).removeprefix("hf:"))
+            if (path / TOKENIZER_FILE).is_file():
+                return Tokenizer.load(path)
     return None
 
 

@@ -74,7 +74,7 @@ class CauseSearch:
         return rows.to(EXACT).reshape(self.prompt.batch, self.prompt.n, -1)
 
 
-class Piece(ABC):
+class ModelPiece(ABC):
     """A part of the model that can be changed and run alone; `address` is that of its output."""
 
     factor_name = "scale"
@@ -107,7 +107,7 @@ class Piece(ABC):
         """The candidates, likeliest first."""
 
 
-class LayerPiece(Piece):
+class LayerPiece(ModelPiece):
     """One layer."""
 
     factor_name = "layer's scale"
@@ -206,7 +206,7 @@ def _toward(ours: Part, theirs: Part) -> Iterator[Candidate]:
         yield Candidate(cause, where, description, ours.replace(where, other))
 
 
-class OuterPiece(Piece):
+class OuterPiece(ModelPiece):
     """The embedding or the head: its spec is the whole model's, with one layer that never runs."""
 
     skip = frozenset({"layers", "encoder", "init", "width", "vocab", "dropout"})
@@ -242,7 +242,7 @@ class OuterPiece(Piece):
         yield from field_candidates(part, self.skip)
         yield from candidates.unused(part, tensors, self.weights)
         yield from candidates.transposed(part, tensors)
-        yield from (one for one in candidates.edits(part, on_meta(part), field_candidates) if self.runs(one.place))
+        yield from (edit for edit in candidates.edits(part, on_meta(part), field_candidates) if self.runs(edit.place))
 
 
 class EmbeddingPiece(OuterPiece):

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dovetail.proof.compare.match import Place, rows_of
+from dovetail.proof.compare.match import MatchedModule, rows_of
 
 ANSWER = "answer"  # the address of the output of the whole model
 
@@ -60,7 +60,9 @@ Sources = dict[int, tuple[Tensor, str]]
 
 
 @contextmanager
-def record(module: nn.Module, places: Sequence[Place], sizes: Mapping[str, int], shape: tuple[int, int]) -> Iterator[Recording]:
+def record(
+    module: nn.Module, places: Sequence[MatchedModule], sizes: Mapping[str, int], shape: tuple[int, int]
+) -> Iterator[Recording]:
     """Record every forward of the module at these places inside the context; shape is (batch, n)."""
     recording, handles = Recording(), []
     sources: Sources = {}
@@ -80,7 +82,7 @@ def record(module: nn.Module, places: Sequence[Place], sizes: Mapping[str, int],
         recording.drop_repeated()
 
 
-def _input_hook(place: Place, recording: Recording, sources: Sources, shape: tuple[int, int]) -> Callable[..., None]:
+def _input_hook(place: MatchedModule, recording: Recording, sources: Sources, shape: tuple[int, int]) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         values = (*args, *kwargs.values())
         x = first_tensor(values)
@@ -97,7 +99,7 @@ def _input_hook(place: Place, recording: Recording, sources: Sources, shape: tup
 
 
 def _output_hook(
-    place: Place, recording: Recording, sources: Sources, sizes: Mapping[str, int], shape: tuple[int, int]
+    place: MatchedModule, recording: Recording, sources: Sources, sizes: Mapping[str, int], shape: tuple[int, int]
 ) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         y = first_tensor((out,))
@@ -116,7 +118,7 @@ def _output_hook(
     return hook
 
 
-def _choice_hook(place: Place, recording: Recording) -> Callable[..., None]:
+def _choice_hook(place: MatchedModule, recording: Recording) -> Callable[..., None]:
     """Record which experts a router chooses: the integers it returns, or else the largest of the logits it returns."""
 
     def hook(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dovetail.base.errors import FileError, printable
 from dovetail.base.limits import ANSWER_SECONDS
-from dovetail.proof.answers import MAX_KEY, Key, Step, UnreadableAnswer, choices_of
+from dovetail.proof.answers import MAX_KEY, Key, TokenStep, UnreadableAnswer, choices_of
 from dovetail.proof.compare.comparison import EXACT, Progress, Status
 from dovetail.proof.compare.prompt import Prompt
 from dovetail.proof.compare.sides import Side, run
@@ -122,7 +122,7 @@ def _last_logprobs(side: Side, prompt: Prompt, dtype: torch.dtype) -> Tensor:
     return answer[:, -1].to(EXACT).log_softmax(-1)
 
 
-def compare_row(exact: Tensor, coarse: Tensor, step: Step, tokenizer: Tokenizer | None) -> ServerRow:
+def compare_row(exact: Tensor, coarse: Tensor, step: TokenStep, tokenizer: Tokenizer | None) -> ServerRow:
     """Compare one answer with our log-probs (vocab,) in float64 and in bfloat16."""
     text, best, theirs, row = printable(step.text, MAX_KEY), int(exact.argmax()), _id(step.token, tokenizer), step.row()
     known = {i: x for key, x in row.items() if (i := _id(key, tokenizer)) is not None and i < exact.shape[0]}
@@ -142,7 +142,7 @@ def _id(token: Key, tokenizer: Tokenizer | None) -> int | None:
     return ids[0] if len(ids) == 1 else None
 
 
-def ask(url: str, ids: list[int], model: str | None, seconds: float = ANSWER_SECONDS) -> Step:
+def ask(url: str, ids: list[int], model: str | None, seconds: float = ANSWER_SECONDS) -> TokenStep:
     """The first token after a prompt, with the log-probs of the likeliest ones."""
     body: dict[str, Any] = {"prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": TOP}
     if model is not None:

@@ -29,8 +29,9 @@ from torch import Tensor, nn
 
 from dovetail.base.errors import FileError
 from dovetail.base.limits import CONFIG_BYTES
+from dovetail.disk.model_files import CONFIG_FILE
 from dovetail.disk.untrusted import Directory
-from dovetail.hf.load import CONFIG_FILE, Watch, load
+from dovetail.hf.load import Watch, load
 from dovetail.model.construction import set_constants
 from dovetail.model.model import Model, ModelModule
 from dovetail.nn.ctx import Ctx
@@ -38,7 +39,7 @@ from dovetail.nn.layout import TokenLayout
 from dovetail.nn.module import at_least_fp32, tensor_at
 from dovetail.proof.compare.decoding import NO_CACHE, Decoder, arguments_of, cached_decoder, decode_refusal
 from dovetail.proof.compare.float64 import float32_islands_widened
-from dovetail.proof.compare.match import Place, comparable, ours, places_by_name, routers
+from dovetail.proof.compare.match import MatchedModule, comparable, ours, places_by_name, routers
 from dovetail.proof.compare.prompt import Prompt
 from dovetail.proof.compare.record import ANSWER, Recording, answer_of, record
 from dovetail.proof.compare.user_code import errors_named, factory_of, import_file
@@ -67,7 +68,7 @@ class Side(ABC):
         """A function that decodes with a cache; a string says why the side cannot."""
 
     @abstractmethod
-    def places(self, module: nn.Module, spec: Model) -> list[Place]:
+    def places(self, module: nn.Module, spec: Model) -> list[MatchedModule]:
         """The modules that compute the outputs of our modules of a spec."""
 
     def reference(self) -> ModelModule | None:
@@ -75,7 +76,7 @@ class Side(ABC):
         return None
 
 
-Places = Callable[[nn.Module], Sequence[Place]]
+Places = Callable[[nn.Module], Sequence[MatchedModule]]
 
 
 @torch.no_grad()
@@ -141,10 +142,10 @@ class NativeSide(Side):
 
         return step
 
-    def places(self, module: nn.Module, spec: Model) -> list[Place]:
+    def places(self, module: nn.Module, spec: Model) -> list[MatchedModule]:
         assert self.spec is not None
         paths = {**comparable(self.spec), **routers(self.spec)}
-        return [place for place in ours(spec) if place.theirs in paths]
+        return [our for our in ours(spec) if our.theirs in paths]
 
     def reference(self) -> ModelModule | None:
         return self.module(torch.float64)
@@ -216,7 +217,7 @@ class ModuleSide(Side):
             return NO_CACHE
         return cached_decoder(partial(self._call, module), arguments_of(module), prompt.inputs, answer_of)
 
-    def places(self, module: nn.Module, spec: Model) -> list[Place]:
+    def places(self, module: nn.Module, spec: Model) -> list[MatchedModule]:
         return places_by_name(module, spec, self.user_map)
 
 

@@ -16,14 +16,15 @@ from torch import Tensor, nn
 
 from dovetail.base.errors import FileError, SpecError, install_command
 from dovetail.base.limits import CONFIG_BYTES
+from dovetail.disk.model_files import CONFIG_FILE
 from dovetail.disk.untrusted import Directory, refuse_pickles
 from dovetail.hf.dialect import DIALECTS
 from dovetail.hf.hf import form_of, from_hf
-from dovetail.hf.load import CONFIG_FILE, load
+from dovetail.hf.load import load
 from dovetail.model.model import Model, ModelModule
 from dovetail.proof.compare.decoding import Decoder, arguments_of, cached_decoder, decode_refusal
 from dovetail.proof.compare.float64 import float32_islands_widened
-from dovetail.proof.compare.match import Place, places_by_name, theirs, with_layers, with_routers
+from dovetail.proof.compare.match import MatchedModule, places_by_name, theirs, with_layers, with_routers
 from dovetail.proof.compare.prompt import Prompt
 from dovetail.proof.compare.record import answer_of
 from dovetail.proof.compare.sides import Side, dtype_of, in_dtype
@@ -146,7 +147,7 @@ class TransformersSide(Side):
 
         return cached_decoder(call, arguments_of(module), prompt.inputs, self._answer)
 
-    def places(self, module: nn.Module, spec: Model) -> list[Place]:
+    def places(self, module: nn.Module, spec: Model) -> list[MatchedModule]:
         if self.spec is None:
             return places_by_name(module, spec, {})
         places = with_routers(theirs(self.spec, self.config["model_type"]), module, self.spec)

@@ -56,7 +56,7 @@ def compiled(case: Case) -> None:
         _generation(case, layout, prefill)
 
 
-class Kept:
+class CapturedGraphs:
     """A backend that runs each captured graph unchanged, and keeps its code."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ def _block(case: Case) -> None:
     want = tree_leaves(block(x, ctx, {}, *given))  # the residual stream, and values that later blocks read
     graphs: list[list[str]] = []
     for cut in (False, True):
-        kept = Kept()
+        kept = CapturedGraphs()
         with _without_taps() if cut else contextlib.nullcontext():
             got = tree_leaves(torch.compile(block, backend=kept, fullgraph=True)(x, _fresh(ctx), {}, *given))
         for own, other in zip(got, want, strict=True):
@@ -95,7 +95,7 @@ def _block(case: Case) -> None:
 @torch.no_grad()
 def _generation(case: Case, layout: Layout, prefill: Sequence[int]) -> None:
     """The steps of a generation, compiled and eager."""
-    kept = Kept()
+    kept = CapturedGraphs()
     run = torch.compile(case.stream, backend=kept, fullgraph=True)
     both = [CaseDecoder(case, layout, rows=BATCH) for _ in range(2)]
     rows, held = list(range(BATCH)), list(prefill)

@@ -172,9 +172,9 @@ def meeting(scope: Iterable[Factor]) -> Iterator[Pair]:
         yield from ((min(a, b), max(a, b)) for a in own for b in above)
 
 
-def _near(one: Factor, other: Factor) -> bool:
+def _near(factor: Factor, other: Factor) -> bool:
     """Whether one of two kinds fills a slot of the block or of the model, or is in or beside the other's part."""
-    inner, outer = sorted((one.node, other.node), key=len, reverse=True)
+    inner, outer = sorted((factor.node, other.node), key=len, reverse=True)
     return not {inner, outer}.isdisjoint({BLOCK, "model"}) or f"{inner}/".startswith(f"{outer}/")
 
 

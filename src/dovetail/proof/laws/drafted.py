@@ -76,7 +76,7 @@ def _step(case: Case, pool: Pool, hidden: Tensor, want: Sequence[Tensor], length
     for row in range(BATCH):
         pool.mark(row)
     first = states = [hidden[row, : b - a + WRONG] for row, (a, b) in enumerate(spans)]
-    wrong = pool.step(range(BATCH), [len(one) for one in states], flat)
+    wrong = pool.step(range(BATCH), [len(state) for state in states], flat)
     for k in range(1, len(want) + 1):
         _, states = _run(case, wrong, first, states, [case.inputs[row, -len(one) :] for row, one in enumerate(states)], k, flat)
     starts = [pool.rollback(row, length) for row, length in enumerate(begin)]

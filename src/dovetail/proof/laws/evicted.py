@@ -26,7 +26,7 @@ from dovetail.decoding.eviction import FIRST, Eviction, Policy, evicting
 from dovetail.nn.ctx import Ctx
 from dovetail.nn.layout import TokenLayout
 from dovetail.nn.view import Edit, Scoring
-from dovetail.ops.attend import Stored
+from dovetail.ops.attend import StoredEntries
 from dovetail.proof.laws.case import DTYPE, LENGTHS, Case, N, NotApplicable, law
 from dovetail.proof.laws.programs import Program, compare
 from dovetail.proof.laws.sequence import decodes
@@ -63,7 +63,7 @@ class Listed:
             # a query is rotated by its position in the sequence, so positions in the cache are counted back from it
             places = left if self.policy == "oldest" else [t + 1 - len(left) + i for i in range(len(left))]
             probs = list[Tensor]()
-            stored = Stored(TokenLayout.of(*_order(places)), (k[left][None], v[left][None]))
+            stored = StoredEntries(TokenLayout.of(*_order(places)), (k[left][None], v[left][None]))
             out.append(stored.attend(TokenLayout.of(*_order([t])), q[None, t : t + 1], scoring, Edit(_keep(probs)))[0, 0])
             for i, total in zip(left, probs[0].sum((0, 1, 2)).tolist(), strict=True):
                 sums[i] += total

@@ -117,12 +117,12 @@ def tuned(case: Case) -> None:
     batch = preference.two_sided(first, second, np.arange(len(first)), LONGEST)
     chosen, rejected, _ = scores(case.model, batch, 0, False)
     for name, found, examples in (("chosen", chosen, first), ("rejected", rejected, second)):
-        case.same(found.policy, torch.stack([_alone(case, one) for one in examples]), f"log-probs of {name} answers")
-        counts = torch.tensor([int(one.answer.sum()) for one in examples])
+        case.same(found.policy, torch.stack([_alone(case, example) for example in examples]), f"log-probs of {name} answers")
+        counts = torch.tensor([int(example.answer.sum()) for example in examples])
         case.true(torch.equal(found.tokens, counts), f"{name} answers have {counts.tolist()} tokens")
     start = dc.replace(batch, extra={**batch.extra, "reference": reference_log_probs(case.model, batch)})
     case.same(Dpo()(case.model, start, 0, False).mean(), torch.tensor(math.log(2), dtype=torch.float64), "DPO at its start")
-    whole, pieces = Dpo()(case.model, batch, 0, False), [Dpo()(case.model, one, 0, False) for one in batch.pieces(2)]
+    whole, pieces = Dpo()(case.model, batch, 0, False), [Dpo()(case.model, piece, 0, False) for piece in batch.pieces(2)]
     case.same(pieces[0].plus(pieces[1]).mean(), whole.mean(), "DPO of a batch and of its pieces")
     tokens, labels, layout = tuning.packed_batch([first[:2], first[2:]], LONGEST)
     packed = Sft()(case.model, dc.replace(batch, tokens=tokens, labels=labels, layout=layout), 0, False)
@@ -133,9 +133,9 @@ def _example(ids: np.ndarray, n: int, answer: int) -> Encoded:
     return Encoded(ids[:n].copy(), np.arange(n) >= n - answer)
 
 
-def _alone(case: Case, one: Encoded) -> Tensor:
+def _alone(case: Case, encoded: Encoded) -> Tensor:
     """log π of an example's answer, from the outputs of the model."""
-    ids = torch.from_numpy(one.ids)
+    ids = torch.from_numpy(encoded.ids)
     outputs = torch.log_softmax(case.model(ids[None], Ctx(layout=TokenLayout.whole(1, len(ids))))[0], -1)
-    answer = np.flatnonzero(one.answer)
+    answer = np.flatnonzero(encoded.answer)
     return torch.stack([outputs[i - 1, ids[i]] for i in answer]).sum()

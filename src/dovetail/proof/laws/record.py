@@ -56,4 +56,4 @@ class Record:
         """Append the outcomes of a spec."""
         self.outcomes[spec] = outcomes
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"spec": spec, "outcomes": [dc.asdict(one) for one in outcomes]}) + "\n")
+            file.write(json.dumps({"spec": spec, "outcomes": [dc.asdict(outcome) for outcome in outcomes]}) + "\n")

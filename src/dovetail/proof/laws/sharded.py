@@ -44,7 +44,7 @@ from dovetail.parallel.pair import Pair
 from dovetail.parallel.shard import fully_shard_model, tensor_parallel
 from dovetail.proof.laws.adapted import perturb
 from dovetail.proof.laws.case import RELATION, Case, NotApplicable, law, perturbed
-from dovetail.proof.laws.sharded_batch import Batch, RunResult, gaps_of, initial_gaps, pipeline_gaps, random_labels
+from dovetail.proof.laws.sharded_batch import LawBatch, RunResult, gaps_of, initial_gaps, pipeline_gaps, random_labels
 from dovetail.spec.part import walk_spec
 from dovetail.weights.adapters.attach import adaptable, attach
 
@@ -121,14 +121,14 @@ def compare(spec_yaml: str, seed: int, hows: Sequence[How]) -> dict[str, Compare
     return {how: _compare(WAYS[how], spec, seed, batch, wants) for how in hows}
 
 
-def _compare(way: Way, spec: Model, seed: int, batch: Batch, wants: dict[str, RunResult]) -> Compared:
+def _compare(way: Way, spec: Model, seed: int, batch: LawBatch, wants: dict[str, RunResult]) -> Compared:
     try:
         return Compared(way(spec, seed, batch, wants))
     except SpecError as cannot:
         return Compared(reason=str(cannot))
 
 
-def _split(how: How, spec: Model, seed: int, batch: Batch, wants: dict[str, RunResult]) -> dict[str, float]:
+def _split(how: How, spec: Model, seed: int, batch: LawBatch, wants: dict[str, RunResult]) -> dict[str, float]:
     run = SPLITS[how](perturbed(spec, seed), spec, _mesh(how))
     gaps = {} if AXIS[how] == "sequence" else initial_gaps(spec, seed, _box(how))
     modes = ["training"] if how == "ring" else list(MODES)  # the rest of the model is compared by `sequence`
@@ -138,11 +138,11 @@ def _split(how: How, spec: Model, seed: int, batch: Batch, wants: dict[str, RunR
     return gaps
 
 
-def _staged(spec: Model, seed: int, batch: Batch, wants: dict[str, RunResult]) -> dict[str, float]:
+def _staged(spec: Model, seed: int, batch: LawBatch, wants: dict[str, RunResult]) -> dict[str, float]:
     return pipeline_gaps(spec, seed, batch, _mesh("pipeline").get_group())
 
 
-def _with_adapters(spec: Model, seed: int, batch: Batch, wants: dict[str, RunResult]) -> dict[str, float]:
+def _with_adapters(spec: Model, seed: int, batch: LawBatch, wants: dict[str, RunResult]) -> dict[str, float]:
     """In training, by each split that the model itself can have."""
     kind = ADAPTERS[seed % len(ADAPTERS)]
     want = _run(adapted_model(spec, seed, kind), spec, batch, MODES["training"])
@@ -172,7 +172,7 @@ def adapted_model(spec: Model, seed: int, kind: Mapping[str, object]) -> ModelMo
     return model
 
 
-def make_batch(spec: Model, model: ModelModule, seed: int) -> Batch:
+def make_batch(spec: Model, model: ModelModule, seed: int) -> LawBatch:
     """A ragged batch of packed documents with padding; images as they are."""
     case = Case(spec, seed, model, rows=len(DOCUMENTS), n=N)
     layout, source_layout = _layout(spec, DOCUMENTS), None if spec.encoder is None else _layout(spec.encoder, SOURCES)
@@ -182,7 +182,7 @@ def make_batch(spec: Model, model: ModelModule, seed: int) -> Batch:
     if spec.embed.causal() and out.shape[:2] == layout.order.shape and not (spec.head is not None and spec.head.pools()):
         weight = weight * layout.real[..., None]
     labels = random_labels(spec, out, layout, seed)
-    return Batch(case.inputs, layout, case.source, source_layout, weight, case.patches, case.source_patches, labels)
+    return LawBatch(case.inputs, layout, case.source, source_layout, weight, case.patches, case.source_patches, labels)
 
 
 def _layout(stack: Model, documents: Sequence[Sequence[int]]) -> TokenLayout:
@@ -191,7 +191,7 @@ def _layout(stack: Model, documents: Sequence[Sequence[int]]) -> TokenLayout:
 
 # -- four ways to run the same batch --------------------------------------------------------------------------------
 
-Run = Callable[[Batch, int | None], RunResult]  # a batch, and the seed in training
+Run = Callable[[LawBatch, int | None], RunResult]  # a batch, and the seed in training
 
 
 def _by_tensor(model: ModelModule, spec: Model, mesh: DeviceMesh) -> Run:
@@ -203,7 +203,7 @@ def _by_data(model: ModelModule, spec: Model, mesh: DeviceMesh) -> Run:
     fully_shard_model(model, mesh)
     group, ranks = mesh.get_group(), mesh.size()
 
-    def run(batch: Batch, draws: int | None) -> RunResult:
+    def run(batch: LawBatch, draws: int | None) -> RunResult:
         # FSDP averages over ranks: the projection of the batch is a sum, while each rank adds the losses of the whole batch
         result = _run(model, spec, batch.rows(group), draws, projected=float(ranks))
         return dc.replace(result, output=joined(result.output, 0, group))
@@ -217,7 +217,7 @@ def _by_sequence(model: ModelModule, spec: Model, mesh: DeviceMesh, ring: bool =
         if stack is not None:
             check_split(stack)  # raises before anything runs
 
-    def run(batch: Batch, draws: int | None) -> RunResult:
+    def run(batch: LawBatch, draws: int | None) -> RunResult:
         result = _run(model, spec, batch.columns(group), draws, losses_count=1.0 / ranks, group=group, ring=ring)
         gradients = {name: summed(g, group) for name, g in result.gradients.items()}
         return dc.replace(result, output=joined(result.output, 1, group), gradients=gradients)
@@ -239,7 +239,7 @@ SPLITS: dict[How, Callable[[ModelModule, Model, DeviceMesh], Run]] = {
 }
 
 
-Way = Callable[[Model, int, Batch, dict[str, RunResult]], dict[str, float]]
+Way = Callable[[Model, int, LawBatch, dict[str, RunResult]], dict[str, float]]
 WAYS: dict[How, Way] = {
     **{how: functools.partial(_split, how) for how in SPLITS},
     "pipeline": _staged,
@@ -248,7 +248,7 @@ WAYS: dict[How, Way] = {
 
 
 def _ctx(
-    model: ModelModule, spec: Model, batch: Batch, ctx: Ctx, group: dist.ProcessGroup | None = None, ring: bool = False
+    model: ModelModule, spec: Model, batch: LawBatch, ctx: Ctx, group: dist.ProcessGroup | None = None, ring: bool = False
 ) -> Ctx:
     """The ctx with the encoder output of the batch; with a group, for this rank's piece of every row."""
     source, source_layout = batch.source, batch.source_layout
@@ -264,7 +264,7 @@ def _ctx(
 def _run(
     model: ModelModule,
     spec: Model,
-    batch: Batch,
+    batch: LawBatch,
     seed: int | None,
     projected: float = 1.0,
     losses_count: float = 1.0,

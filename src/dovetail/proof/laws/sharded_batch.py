@@ -25,9 +25,9 @@ from dovetail.nn.loss import IGNORED, LossSum
 from dovetail.nn.module import tensor_at
 from dovetail.parallel.construction import build_sharded, local
 from dovetail.parallel.context import piece
-from dovetail.parallel.pipeline import Piece, Pipeline
+from dovetail.parallel.pipeline import MicroBatch, Pipeline
 from dovetail.parallel.shard import fully_shard_model, tensor_parallel
-from dovetail.parallel.stage import Stage, keep_stage
+from dovetail.parallel.stage import LayerStage, keep_stage
 from dovetail.proof.laws.case import perturbed
 from dovetail.spec.scope import Scope
 
@@ -37,7 +37,7 @@ SMALL = 1e-3
 
 
 @dc.dataclass(frozen=True)
-class Batch:
+class LawBatch:
     """Inputs and their layout; a source where there is an encoder; the weights of the projection."""
 
     inputs: Tensor
@@ -49,14 +49,14 @@ class Batch:
     source_patches: Tensor | None = None
     labels: Tensor | None = None  # of the head, −100 at padding and elsewhere
 
-    def rows(self, group: dist.ProcessGroup) -> Batch:
+    def rows(self, group: dist.ProcessGroup) -> LawBatch:
         """This rank's share of the rows."""
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         source_layout = None if self.source_layout is None else self.source_layout.split_rows(ranks, rank)
         layouts = {"layout": self.layout.split_rows(ranks, rank), "source_layout": source_layout}
         return dc.replace(self.columns(group, 0), **layouts)
 
-    def columns(self, group: dist.ProcessGroup, dim: int = 1) -> Batch:
+    def columns(self, group: dist.ProcessGroup, dim: int = 1) -> LawBatch:
         """This rank's piece of every row, with the layouts of the whole rows."""
         tensors = {"inputs": self.inputs, "source": self.source, "weight": self.weight, "labels": self.labels}
         return dc.replace(self, **{name: piece(x, group, dim) for name, x in tensors.items() if x is not None})
@@ -128,9 +128,9 @@ def initial_gaps(spec: Model, seed: int, mesh: DeviceMesh) -> dict[str, float]:
 MICRO_BATCHES = 2
 
 
-def pipeline_gaps(spec: Model, seed: int, batch: Batch, group: dist.ProcessGroup) -> dict[str, float]:
+def pipeline_gaps(spec: Model, seed: int, batch: LawBatch, group: dist.ProcessGroup) -> dict[str, float]:
     """How far the stages are from one rank, relative to scale; raise SpecError where the spec cannot be cut into stages."""
-    stage = Stage.of(spec, dist.get_rank(group), dist.get_world_size(group))
+    stage = LayerStage.of(spec, dist.get_rank(group), dist.get_world_size(group))
     if batch.labels is None or spec.head is None or spec.head.pools():
         raise SpecError("head", "a pipeline ends with a loss over tokens, each with its label", "use an lm head")
     whole, staged = perturbed(spec, seed), perturbed(spec, seed)
@@ -163,16 +163,16 @@ def pipeline_gaps(spec: Model, seed: int, batch: Batch, group: dist.ProcessGroup
     return {"loss": gaps.pop("output"), "held-out loss": gaps.pop("held-out loss"), "gradients": max(gaps.values())}
 
 
-def _pieces(batch: Batch, seed: int | None) -> list[Piece]:
+def _pieces(batch: LawBatch, seed: int | None) -> list[MicroBatch]:
     """The micro-batches, with new contexts."""
     assert batch.labels is not None, "checked"
-    pieces: list[Piece] = []
+    pieces: list[MicroBatch] = []
     for first in range(MICRO_BATCHES):
         rows = slice(first, None, MICRO_BATCHES)
         ctx = Ctx(layout=batch.layout.some_rows(rows), patches=batch.patches)
         if seed is not None:
             ctx.draws, ctx.losses = Draws(seed), Losses()
-        pieces.append(Piece(batch.inputs[rows], batch.labels[rows], ctx))
+        pieces.append(MicroBatch(batch.inputs[rows], batch.labels[rows], ctx))
     return pieces
 
 

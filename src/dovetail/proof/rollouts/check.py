@@ -20,7 +20,7 @@ from dovetail.base.errors import FileError, UsageError
 from dovetail.proof.compare.comparison import EXACT, Progress, short
 from dovetail.proof.compare.opening import EMITTED, SideLike, label_of, local
 from dovetail.proof.compare.sides import ModelSide, Side, in_dtype
-from dovetail.proof.rollouts.decomposition import Context, RoundingSize, verdict_of
+from dovetail.proof.rollouts.decomposition import RoundingSize, VerdictContext, verdict_of
 from dovetail.proof.rollouts.explain import Explanation, LogitSource, Search
 from dovetail.proof.rollouts.file import Rollout, read_rollouts
 from dovetail.proof.rollouts.fit import size
@@ -63,7 +63,7 @@ def explain_rollouts(
     progress(f"{side.label}, float64 and bfloat16")
     exact, coarse = side_logprobs(side, some, EXACT), stored_logits(side, some, torch.bfloat16)
     noise = RoundingSize(size(trainer - exact), size(some.target_logprobs(coarse) - exact))
-    recorded = [one.settings for one in some.rollouts if one.settings is not None]
+    recorded = [rollout.settings for rollout in some.rollouts if rollout.settings is not None]
     search = Search(some, own, recorded, noise.floor)
     progress("searching for the causes")
     gap = size(some.logprobs - trainer)
@@ -74,14 +74,14 @@ def explain_rollouts(
     if why and left > noise.floor and best.source.cause not in ("dtype", STALE):
         progress("searching for another architecture")
         best, tried = with_structure(search, side, best)
-    return verdict_of(search, best, Context(side, path, rollouts, dtype, noise, trainer, tried, bool(older), why))
+    return verdict_of(search, best, VerdictContext(side, path, rollouts, dtype, noise, trainer, tried, bool(older), why))
 
 
 def check_vocabulary(rollouts: Sequence[Rollout], vocab: int, path: str) -> None:
     """Raise for a token that has no logit."""
-    for one in rollouts:
-        if max(one.tokens) >= vocab:
-            raise FileError(f"{path}:{one.line}: token {max(one.tokens)} is beyond the {vocab} logits of the model")
+    for rollout in rollouts:
+        if max(rollout.tokens) >= vocab:
+            raise FileError(f"{path}:{rollout.line}: token {max(rollout.tokens)} is beyond the {vocab} logits of the model")
 
 
 def dtype_sources(
@@ -89,14 +89,14 @@ def dtype_sources(
 ) -> list[LogitSource]:
     """The model in other dtypes. One that rounds less than the trainer counts only where it leaves next to nothing: against
     any sampler that rounds, an exact run is nearer than another rounded one."""
-    found = []
+    result = []
     if own != torch.bfloat16:
-        found.append(LogitSource("dtype", "the sampler computes in bfloat16", coarse))
+        result.append(LogitSource("dtype", "the sampler computes in bfloat16", coarse))
     if own == torch.float32 and EQUAL < gap <= noise.widest:
-        found.append(LogitSource("dtype", "the sampler computes in float16", stored_logits(side, sampled, torch.float16)))
+        result.append(LogitSource("dtype", "the sampler computes in float16", stored_logits(side, sampled, torch.float16)))
     if own in (torch.bfloat16, torch.float16) and size(sampled.logprobs - exact) <= 0.1 * noise.own:
-        found.append(LogitSource("dtype", "the sampler computes in float32", stored_logits(side, sampled, torch.float32)))
-    return found
+        result.append(LogitSource("dtype", "the sampler computes in float32", stored_logits(side, sampled, torch.float32)))
+    return result
 
 
 def older_sources(older: Sequence[Side], sampled: Sampled, own: Tensor, search: Search) -> list[LogitSource]:
@@ -123,7 +123,7 @@ def with_structure(search: Search, side: Side, best: Explanation) -> tuple[Expla
     if model is None:
         return best, "other architectures (no spec is known)"
     model = in_dtype(model, torch.float32)
-    longest = sorted(search.sampled.rollouts, key=lambda one: -len(one.tokens))
+    longest = sorted(search.sampled.rollouts, key=lambda rollout: -len(rollout.tokens))
     totals = accumulate(len(one.tokens) for one in longest)
     sampled = Sampled(
         [one for one, total in zip(longest, totals, strict=True) if one is longest[0] or total <= STRUCTURE_TOKENS]
@@ -132,7 +132,7 @@ def with_structure(search: Search, side: Side, best: Explanation) -> tuple[Expla
     def left(changed: Side, settings: Sequence[Settings]) -> float:
         logits = stored_logits(changed, sampled, torch.float32)
         part = Search(sampled, logits, (), search.floor)
-        return min(part.left(Explanation(part.own, best.alignment, one)) for one in settings)
+        return min(part.left(Explanation(part.own, best.alignment, setting)) for setting in settings)
 
     both = (RAW, best.settings)
     before = left(ModelSide(model), both)

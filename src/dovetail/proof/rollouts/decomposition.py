@@ -61,7 +61,7 @@ class RoundingSize:
 
 
 @dc.dataclass(frozen=True)
-class Context:
+class VerdictContext:
     """What the verdict needs beside the explanation."""
 
     side: Side
@@ -75,7 +75,7 @@ class Context:
     why: bool
 
 
-def verdict_of(search: Search, best: Explanation, given: Context) -> RolloutVerdict:
+def verdict_of(search: Search, best: Explanation, given: VerdictContext) -> RolloutVerdict:
     """The verdict: the components of the gap, and what is left by its size and shape."""
     sampled, notes = search.sampled, []
     gap, found, rest = components(search, best)
@@ -96,7 +96,7 @@ def verdict_of(search: Search, best: Explanation, given: Context) -> RolloutVerd
         shown = ShownToken.of(rollout, int(sampled.position[place]), one.values[at].item(), given.trainer[place].item())
         share, mean_abs = (one.values @ gap / total).item(), one.values.abs().mean().item()
         causes.append(GapCause(one.cause, share, mean_abs, one.description, one.formula, shown))
-    causes.sort(key=lambda one: -one.share)
+    causes.sort(key=lambda cause: -cause.share)
     if len(sampled.rollouts) < len(given.rollouts):
         used = f"{len(sampled.rollouts)} of {len(given.rollouts)} rollouts were used"
         notes.append(f"{used}: their logits fill the memory allowed")
@@ -131,7 +131,7 @@ def _merged(found: list[Component]) -> list[Component]:
     return list(merged.values())
 
 
-def rest_of(sampled: Sampled, valid: Tensor, rest: Tensor, given: Context) -> list[Component]:
+def rest_of(sampled: Sampled, valid: Tensor, rest: Tensor, given: VerdictContext) -> list[Component]:
     """What the explanation leaves: rounding by its size, and what is more than that."""
     noise, left = given.noise, size(rest)
     formula, far = "s − log q", rest.abs() > max(FAR, FAR_TIMES * given.noise.widest)
@@ -139,14 +139,14 @@ def rest_of(sampled: Sampled, valid: Tensor, rest: Tensor, given: Context) -> li
         near = rest.masked_fill(far, 0.0)
         if size(near) <= noise.floor:
             text = f"rounding of {short(given.dtype)}: batch shape, kernels, cached decoding; its size here is {noise.own:.1e}"
-            found = [Component("batch shape", text, formula, near)]
+            result = [Component("batch shape", text, formula, near)]
         else:
             text = f"the sampler rounds as bfloat16 does, whose size here is {noise.coarse:.1e}"
-            found = [Component("dtype", text, formula, near)]
+            result = [Component("dtype", text, formula, near)]
         if bool(far.any()):
             text = f"{int(far.sum())} of {len(rest)} tokens are far from what explains the others"
-            found.append(Component("unexplained", text, formula, rest - near))
-        return found
+            result.append(Component("unexplained", text, formula, rest - near))
+        return result
     rounding = rest.clamp(-noise.floor, noise.floor)
     more = rest - rounding
     cause, text = beyond(sampled, valid, more)
@@ -175,29 +175,29 @@ def beyond(sampled: Sampled, valid: Tensor, rest: Tensor) -> tuple[str, str]:
 
 def contradictions(settings: Settings, rollouts: Sequence[Rollout]) -> list[str]:
     """Settings that the file records and the fit contradicts. A sampler may report log-probs before any of them."""
-    recorded = {one.settings for one in rollouts}
+    recorded = {rollout.settings for rollout in rollouts}
     if len(recorded) != 1 or (said := recorded.pop()) is None:
         return []
-    found = []
+    result = []
     for name in ("temperature", "min_p", "top_k", "top_p"):
         fitted, given = getattr(settings, name), getattr(said, name)
         neutral = getattr(RAW, name)
         if fitted != neutral and (given == neutral or abs(fitted - given) > 0.05 * abs(given)):
             text = "none" if given is None else f"{given:g}"
-            found.append(f"the file records {name} {text}, and the log-probs are those of {name} {fitted:.4g}")
-    return found
+            result.append(f"the file records {name} {text}, and the log-probs are those of {name} {fitted:.4g}")
+    return result
 
 
 def raw_notes(best: Explanation, sampled: Sampled) -> list[str]:
     """A note where a temperature is recorded, and the log-probs are those before it."""
-    recorded = {one.settings.temperature for one in sampled.rollouts if one.settings is not None} - {1.0}
+    recorded = {rollout.settings.temperature for rollout in sampled.rollouts if rollout.settings is not None} - {1.0}
     if not recorded or best.settings.temperature != 1:
         return []
     shown = ", ".join(f"{t:g}" for t in sorted(recorded))
     return [f"the file records temperature {shown}, and the log-probs are those before temperature"]
 
 
-def trainer_notes(sampled: Sampled, given: Context) -> list[str]:
+def trainer_notes(sampled: Sampled, given: VerdictContext) -> list[str]:
     """A note where the file holds the trainer's own log-probs and the model does not give them."""
     places = zip(sampled.rollout.tolist(), sampled.position.tolist(), strict=True)
     rows = [(k, trainer[j]) for k, (i, j) in enumerate(places) if (trainer := sampled.rollouts[i].trainer) is not None]

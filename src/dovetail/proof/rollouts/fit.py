@@ -70,12 +70,12 @@ def _single(ranked: RankedLogits, s: Tensor, recorded: Sequence[Settings], best:
     yield min([fit_temperature(ranked, s, floor), *_rules(raw, s, RAW, floor)], key=lambda fit: fit.error)
 
 
-def fit_temperature(ranked: RankedLogits, s: Tensor, floor: float, settings: Settings = RAW) -> Fit:
+def fit_temperature(ranked: RankedLogits, s: Tensor, floor: float) -> Fit:
     """The temperature that leaves least."""
 
     def fit(temperature: float) -> Fit:
-        one = dc.replace(settings, temperature=temperature)
-        return Fit(one, size(s - ranked.tempered(temperature).logprob(one)))
+        settings = dc.replace(RAW, temperature=temperature)
+        return Fit(settings, size(s - ranked.tempered(temperature).logprob(settings)))
 
     return _along(fit, TEMPERATURES, floor)
 
@@ -176,7 +176,7 @@ def _tempered_rule(ranked: RankedLogits, s: Tensor, recorded: Sequence[Settings]
         if fits and fits[-1].error <= floor:
             break
     if fits:
-        yield _refined(ranked, s, min(fits, key=lambda one: one.error), floor)
+        yield _refined(ranked, s, min(fits, key=lambda fit: fit.error), floor)
 
 
 def _two_rules(ranked: RankedLogits, s: Tensor, recorded: Sequence[Settings], best: Fit, floor: float) -> Iterator[Fit]:

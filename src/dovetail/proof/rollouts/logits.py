@@ -53,14 +53,14 @@ class Sampled:
         self.rollout = torch.tensor([i for i, _ in places])
         self.position = torch.tensor([j for _, j in places])
         self.logprobs = torch.tensor([rollouts[i].logprobs[j] for i, j in places], dtype=torch.float64)
-        lengths = torch.tensor([len(one.tokens) for one in rollouts])
-        self.starts = torch.tensor([max(one.first - 1 - BEFORE, 0) for one in rollouts])  # first stored row of each
+        lengths = torch.tensor([len(rollout.tokens) for rollout in rollouts])
+        self.starts = torch.tensor([max(rollout.first - 1 - BEFORE, 0) for rollout in rollouts])  # first stored row of each
         rows = lengths - self.starts
         self.bases = rows.cumsum(0) - rows
         self.rows = int(rows.sum())
-        self.ids = torch.tensor([token for one in rollouts for token in one.tokens])
+        self.ids = torch.tensor([token for rollout in rollouts for token in rollout.tokens])
         self.first_id = lengths.cumsum(0) - lengths
-        self.sampled = torch.tensor([sampled for one in rollouts for sampled in one.sampled])
+        self.sampled = torch.tensor([sampled for rollout in rollouts for sampled in rollout.sampled])
         self.lengths = lengths
 
     def __len__(self) -> int:
@@ -99,17 +99,17 @@ def check_rollouts(side: Side, rollouts: Sequence[Rollout], path: str) -> None:
         raise SpecError("encoder", f"{side.label} is an encoder–decoder; only rollouts of decoders are explained")
     check_generates(spec)
     longest = position_limit(spec)
-    for one in rollouts:
-        if (largest := max(one.tokens)) >= spec.vocab:
-            raise FileError(f"{path}:{one.line}: token {largest} is beyond the vocabulary of {spec.vocab} of {side.label}")
-        if longest is not None and len(one.tokens) > longest:
-            raise FileError(f"{path}:{one.line}: has {len(one.tokens)} tokens; {side.label} takes at most {longest}")
+    for rollout in rollouts:
+        if (largest := max(rollout.tokens)) >= spec.vocab:
+            raise FileError(f"{path}:{rollout.line}: token {largest} is beyond the vocabulary of {spec.vocab} of {side.label}")
+        if longest is not None and len(rollout.tokens) > longest:
+            raise FileError(f"{path}:{rollout.line}: has {len(rollout.tokens)} tokens; {side.label} takes at most {longest}")
 
 
-def some_rollouts(rollouts: Sequence[Rollout], vocab: int, most: int = MOST_VALUES) -> list[Rollout]:
-    """As many rollouts as have at most `most` logits together, evenly taken; at least one."""
-    rows = sum(len(one.tokens) - max(one.first - 1 - BEFORE, 0) for one in rollouts)
-    count = max(1, min(len(rollouts), most * len(rollouts) // max(1, rows * vocab)))
+def some_rollouts(rollouts: Sequence[Rollout], vocab: int) -> list[Rollout]:
+    """As many rollouts as have at most MOST_VALUES logits together, evenly taken; at least one."""
+    rows = sum(len(rollout.tokens) - max(rollout.first - 1 - BEFORE, 0) for rollout in rollouts)
+    count = max(1, min(len(rollouts), MOST_VALUES * len(rollouts) // max(1, rows * vocab)))
     return [rollouts[i * len(rollouts) // count] for i in range(count)]
 
 
@@ -151,10 +151,10 @@ def stored_logits(side: Side, sampled: Sampled, dtype: torch.dtype) -> Tensor:
 
 def side_logprobs(side: Side, sampled: Sampled, dtype: torch.dtype) -> Tensor:
     """(n,) the log-prob of every sampled token, in float64, without storing the logits."""
-    found = torch.empty(len(sampled), dtype=torch.float64)
+    result = torch.empty(len(sampled), dtype=torch.float64)
     for i, logits in logit_rows(side, sampled.rollouts, dtype):
         here = sampled.rollout == i
         position = sampled.position[here]
         tokens = torch.tensor(sampled.rollouts[i].tokens)[position]
-        found[here] = _chosen(logits[position - 1], tokens)
-    return found
+        result[here] = _chosen(logits[position - 1], tokens)
+    return result

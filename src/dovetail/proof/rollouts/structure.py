@@ -57,12 +57,12 @@ def variants(model: ModelModule) -> Iterator[Variant]:
             yield from _made(spec, one.place, one, value_at(spec, one.place), value_at(one.part, one.place))
 
 
-def _made(spec: Model, path: str, one: Candidate, old: Any, new: Any) -> Iterator[Variant]:
+def _made(spec: Model, path: str, candidate: Candidate, old: Any, new: Any) -> Iterator[Variant]:
     try:
         changed = spec.replace(path, lambda value: new if value == old else value)
     except (DovetailError, TypeError, ValueError):
         return
-    yield Variant(one.cause, one.description, changed, path, new)
+    yield Variant(candidate.cause, candidate.description, changed, path, new)
 
 
 @dc.dataclass(frozen=True)
@@ -96,7 +96,7 @@ def find_variant(model: ModelModule, error: Error, before: float, floor: float, 
             best = found
             if best.error <= floor:
                 return dc.replace(best, tried=tried)
-    for promising in sorted(numbers.values(), key=lambda one: one.error)[:MOST_FITTED]:
+    for promising in sorted(numbers.values(), key=lambda number: number.error)[:MOST_FITTED]:
         if time.monotonic() < end:
             best = min(best, _fitted(model, promising, error), key=lambda one: one.error)
     return dc.replace(best, tried=tried)

@@ -126,7 +126,7 @@ class RolloutVerdict:
         """The verdict in one word."""
         if self.statistics.max_abs <= EQUAL:
             return "equal"
-        names = {one.name for one in self.causes}
+        names = {cause.name for cause in self.causes}
         if names & STRUCTURAL:
             return "structural"
         return "stale" if STALE in names else "sampling" if names & SAMPLING else "rounding"
@@ -149,7 +149,7 @@ class RolloutVerdict:
             "explained_tokens": self.explained,
             "statistics": dc.asdict(self.statistics),
             "settings": self.settings,
-            "causes": [dc.asdict(one) for one in self.causes],
+            "causes": [dc.asdict(cause) for cause in self.causes],
             "contradictions": self.contradictions,
             "tested": self.tested,
             "not_tested": self.not_tested,
@@ -171,6 +171,6 @@ def spearman(x: Tensor, y: Tensor) -> float:
 
 def by_version(rollouts: Sequence[Rollout]) -> list[int | str]:
     """The versions of the weights, oldest first: by number, or in the order of the file."""
-    found = list(dict.fromkeys(one.version for one in rollouts if one.version is not None))
+    found = list(dict.fromkeys(rollout.version for rollout in rollouts if rollout.version is not None))
     numbers = [version for version in found if isinstance(version, int)]
     return sorted(numbers) if len(numbers) == len(found) else found  # type: ignore[return-value]

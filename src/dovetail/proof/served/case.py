@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from dovetail.base.errors import DovetailError
-from dovetail.proof.answers import Answer, Step
+from dovetail.proof.answers import Answer, TokenStep
 from dovetail.proof.laws.law import LawCase, Laws
 from dovetail.proof.served.client import ServerClient
 from dovetail.proof.served.noise import Noise, distance, row_gap
@@ -168,7 +168,7 @@ class Served(LawCase):
         elif not got.steps and got.text != want.text:
             self.gap(f"{what}: the texts differ")
 
-    def same_row(self, got: Step, want: Step, what: str) -> None:
+    def same_row(self, got: TokenStep, want: TokenStep, what: str) -> None:
         """Require that the log-probs of one position differ by rounding at most, whichever token was chosen."""
         self.compared += 1
         gap = row_gap(got, want)
@@ -176,7 +176,7 @@ class Served(LawCase):
         if not gap <= self.bound:
             self.gap(f"{what}: log-probs differ by {gap:.3g}; the bound is {self.bound:.3g}")
 
-    def same_first(self, got: Answer, want: Step, what: str) -> None:
+    def same_first(self, got: Answer, want: TokenStep, what: str) -> None:
         """The same for the first position of an answer; one that ends at once, with a token that is not shown, has none."""
         if got.steps or got.finish != "stop":
             self.same_row(got.steps[0], want, what)

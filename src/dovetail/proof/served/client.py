@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dovetail.base.errors import FileError
-from dovetail.proof.answers import Answer, Step, choices_of, joined
+from dovetail.proof.answers import Answer, TokenStep, choices_of, joined
 from dovetail.proof.http import Http
 
 PATH = "/completions"
@@ -133,7 +133,7 @@ class DryRun(ServerClient):
         tokens = [7] * body["max_tokens"]
         if body.get("echo"):
             tokens = [*(prompt if isinstance(prompt, list) else [7] * length_of(prompt)), *tokens]
-        steps = tuple(Step(token, -1.0, {token: -1.0, 8: -2.0}) for token in tokens)
+        steps = tuple(TokenStep(token, -1.0, {token: -1.0, 8: -2.0}) for token in tokens)
         text = (self.TEXT * (len(tokens) // 20 + 1))[: 4 * len(tokens)]
         return Answer(steps, text, tuple(tokens), "length", cached=64)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from math import exp, log
 
-from dovetail.proof.answers import Answer, Step
+from dovetail.proof.answers import Answer, TokenStep
 from dovetail.proof.laws.law import NotApplicable
 from dovetail.proof.served.case import Served, at_once, law, new_salt
 from dovetail.proof.served.prompts import ServedPrompt
@@ -84,7 +84,7 @@ def _later(case: Served, body: dict[str, object]) -> Answer:
     return case.client.complete(body)[0]
 
 
-def _collision(step: Step) -> float:
+def _collision(step: TokenStep) -> float:
     """The probability that two independent draws from a row agree."""
     probs = [exp(min(value, 0.0)) for value in step.row().values()]
     rest = max(0.0, 1 - sum(probs))

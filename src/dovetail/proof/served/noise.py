@@ -17,7 +17,7 @@ import dataclasses as dc
 from collections.abc import Mapping
 from math import inf, isnan
 
-from dovetail.proof.answers import Answer, Key, Step
+from dovetail.proof.answers import Answer, Key, TokenStep
 
 ROOM = 4.0
 CEILING = 1.0  # in log-prob: the most that rounding may explain
@@ -51,7 +51,7 @@ def distance(got: Answer, want: Answer) -> Distance:
     return Distance(worst, at, count, flip)
 
 
-def row_gap(a: Step, b: Step) -> float:
+def row_gap(a: TokenStep, b: TokenStep) -> float:
     """The largest difference over the tokens of two rows. A token that one row lacks is at most as likely as its least one."""
     rows = a.row(), b.row()
     if not rows[0] or not rows[1]:

@@ -61,8 +61,9 @@ class Prompts:
                 text = longer
         return ServedPrompt(text, tuple(tokenizer.prompt(text)))
 
-    def repeating(self, length: int, period: int = 5) -> ServedPrompt:
+    def repeating(self, length: int) -> ServedPrompt:
         """A prompt that repeats a few tokens, which n-gram speculation continues."""
+        period = 5
         pattern = self.new(period)
         if pattern.ids is not None and self.pool is not None:
             ids = (pattern.ids * (length // period + 1))[:length]

@@ -13,13 +13,13 @@ from dovetail.proof.served.client import DryRun, HttpClient
 from dovetail.proof.served.quirks import QuirkProbe, Quirks
 from dovetail.text.tokenizer import Tokenizer
 
-__all__ = ["SERVED", "Plan", "Served", "calibrated", "features", "function", "opened", "planned"]
+__all__ = ["SERVED", "RequestPlan", "Served", "calibrated", "features", "function", "opened", "planned"]
 
 PATIENCE, MOST_SECONDS = 10.0, 1200.0
 
 
 @dc.dataclass(frozen=True)
-class Plan:
+class RequestPlan:
     """What a run will ask, at most: a dry run takes every law to its end."""
 
     requests: int
@@ -69,7 +69,7 @@ def limit_of(quirks: Quirks) -> float:
     return min(max(ANSWER_SECONDS, PATIENCE * expected), MOST_SECONDS)
 
 
-def planned(case: Served, names: Sequence[str]) -> Plan:
+def planned(case: Served, names: Sequence[str]) -> RequestPlan:
     """Count what calibration and these laws will ask."""
     client = DryRun()
 
@@ -83,7 +83,7 @@ def planned(case: Served, names: Sequence[str]) -> Plan:
     for name in names:
         SERVED.test(name, copy)
     seconds = client.requests * case.quirks.seconds + client.new_tokens * case.quirks.token_seconds
-    return Plan(client.requests, client.prompt_tokens, client.new_tokens, seconds)
+    return RequestPlan(client.requests, client.prompt_tokens, client.new_tokens, seconds)
 
 
 def calibrated(case: Served) -> Served:

@@ -85,7 +85,7 @@ def parser_named(name: str) -> ToolParser:
 
 def parser_of(template: str) -> ToolParser | None:
     """Return the format that a chat template uses; None where it has the markers of none."""
-    return next((one for one in parsers().values() if all(marker in template for marker in one.markers)), None)
+    return next((parser for parser in parsers().values() if all(marker in template for marker in parser.markers)), None)
 
 
 def held_back(text: str, marker: str) -> int:

@@ -1,4 +1,5 @@
-"""Attach adapters to the linear leaves of a model, merge them into its weights, and detach them.
+"""Attach adapters to the linear leaves of a model, merge them into its weights (several: what each changes is combined), and
+detach them.
 
     applied = attach(model, Lora(rank=16))           freezes the model; "applied 168 of 168"
     merged = merge(model)                            W ← the adapted matrix; the model is plain again
@@ -11,7 +12,7 @@ none, since its matrix is the embedding's table.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,12 +23,15 @@ from dovetail.base.errors import SpecError, nearest
 from dovetail.disk.yaml import parse_yaml
 from dovetail.model.construction import initial
 from dovetail.model.model import Model, ModelModule
+from dovetail.model.transformer import Transformer
 from dovetail.nn.declared_tensors import Absent, adapted_leaves
 from dovetail.nn.linear import Adapter, Linear
 from dovetail.spec.check import check
 from dovetail.spec.fold import Declared, declared
 from dovetail.spec.part import from_data
 from dovetail.weights.adapters.kind import AdapterKind, AdapterModule, leaf_path
+
+Changes = dict[str, list[tuple[float, Tensor]]]  # by path: (factor, change) of each adapter
 
 
 class Applied(NamedTuple):
@@ -166,7 +170,7 @@ def _made(kind: AdapterKind, d: Declared, leaf: Linear, seed: int, dtype: torch.
 
 def match(model: nn.Module) -> None:
     """Set the adapters' parameters that follow from the weights (the lengths of DoRA); again after weights were loaded."""
-    for leaf in _owners(model):
+    for _, leaf in _owners(model):
         if leaf.adapter is not None and not any(parameter.is_meta for parameter in leaf.parameters()):
             leaf.adapter.match(leaf)
 
@@ -198,7 +202,7 @@ def detach(model: ModelModule) -> None:
     model.frozen_by_attach = frozenset()
 
 
-class Merged:
+class MergedWeights:
     """The weights that a merge replaced, and the adapters."""
 
     def __init__(self, model: ModelModule, old: list[tuple[Linear, Tensor, Tensor | None]], adapters: list[Any]) -> None:
@@ -216,24 +220,61 @@ class Merged:
 
 
 @torch.no_grad()
-def merge(model: ModelModule) -> Merged:
+def merge(model: ModelModule) -> MergedWeights:
     """Store the adapted matrix of every leaf as its weight, each once, and remove the adapters. The returned object keeps the
     old weights, and can undo it; drop it to free them."""
     old: list[tuple[Linear, Tensor, Tensor | None]] = []
     adapters = [(leaf, leaf.adapter) for _, leaf in adapted_leaves(model)]
-    for leaf in list(_owners(model)):
+    for _, leaf in list(_owners(model)):
         assert leaf.adapter is not None
         weight, bias = leaf.adapter.matrix(leaf), leaf.adapter.merged_bias(leaf)
         old.append((leaf, leaf.dense().clone(), None if leaf.bias is None else leaf.bias.clone()))
         leaf.set_matrix(weight, bias)
     detach(model)
-    return Merged(model, old, adapters)
+    return MergedWeights(model, old, adapters)
 
 
-def _owners(model: nn.Module) -> Iterator[Linear]:
-    """One leaf for each adapter."""
+def _owners(model: nn.Module) -> Iterator[tuple[str, Linear]]:
+    """One leaf for each adapter, with its path."""
     known: set[int] = set()
-    for _, leaf in adapted_leaves(model):
+    for path, leaf in adapted_leaves(model):
         if id(leaf.adapter) not in known:
             known.add(id(leaf.adapter))
-            yield leaf
+            yield path, leaf
+
+
+@torch.no_grad()
+def merge_adapters(
+    model: Transformer, attach: Sequence[Callable[[], object]], factors: Sequence[float], combined: Callable[..., Tensor]
+) -> int:
+    """Merge adapters, which the functions attach to the model one at a time, each by its factor; return the number of leaves
+    that they changed. `combined` returns the change that several changes make together, of (changes, factors, path=…)."""
+    changes: Changes = {}
+    biases: Changes = {}
+    leaves: dict[str, Linear] = {}
+    for factor, attach_one in zip(factors, attach, strict=True):
+        attach_one()
+        _collect(model, factor, changes, biases, leaves)
+        detach(model)
+    for path, leaf in leaves.items():
+        weight = leaf.dense() + combined(*_apart(changes[path]), path=path)
+        own = biases.get(path)
+        bias = leaf.bias if own is None else leaf.bias + combined(*_apart(own), path=f"{path}.bias")
+        leaf.set_matrix(weight, bias)
+    return len(leaves)
+
+
+def _collect(model: Transformer, factor: float, changes: Changes, biases: Changes, leaves: dict[str, Linear]) -> None:
+    """Take the change that each adapter of a model makes, once for each weight."""
+    for path, leaf in _owners(model):
+        adapter = leaf.adapter
+        assert adapter is not None
+        leaves[path] = leaf
+        changes.setdefault(path, []).append((factor, adapter.matrix(leaf) - leaf.dense()))
+        bias = adapter.merged_bias(leaf)
+        if bias is not None and bias is not leaf.bias:
+            biases.setdefault(path, []).append((factor, bias - leaf.bias))
+
+
+def _apart(pairs: list[tuple[float, Tensor]]) -> tuple[list[Tensor], list[float]]:
+    return [change for _, change in pairs], [factor for factor, _ in pairs]

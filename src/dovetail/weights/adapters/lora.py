@@ -5,7 +5,9 @@
 
     s = alpha/rank, or with scale: root alpha/√rank (rsLoRA: the size of an update does not shrink with the rank)
 
-    dropout   (d ⊙ x) Aᵀ in place of x Aᵀ, in training alone; d = 0 with probability p, else 1/(1 − p)        (draws.py)
+    dropout   (d ⊙ x) Aᵀ in place of x Aᵀ, in training alone; d = 0 with probability p, else 1/(1 − p)        (nn/draws.py)
+              d is a function of (seed, path of the leaf, sample, position, channel), of experts also of the expert: leaves that
+              share an adapter draw by their own path; a recomputed pass, ranks and micro-batches draw the same numbers
 
 A bank of experts has an A and a B for each of them. The defaults are those of "LoRA without regret": all linear layers,
 alpha 32; a learning rate about ten times that of full fine-tuning.
@@ -25,8 +27,9 @@ Yadav et al. 2023 (TIES); Yu et al. 2023 (DARE).
 
 from __future__ import annotations
 
+import dataclasses as dc
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -40,12 +43,43 @@ from dovetail.nn.random import draw, streams, words
 from dovetail.spec.field import MAX_FACTOR, bounded
 from dovetail.spec.fold import Declared
 from dovetail.spec.part import register
+from dovetail.spec.scope import Scope
 from dovetail.spec.weight import Weight
-from dovetail.weights.adapters.dropout import InputDropout
 from dovetail.weights.adapters.kind import AdapterKind, AdapterModule, tp_of
 
+ENCODER = "encoder"  # the axis of the encoder output, whose tokens have a layout of their own
 DROPPED: frozenset[Offer] = frozenset({"grouped"})  # what is exact with dropout in training
 RANK = "adapter_rank"  # an axis of no part: Mamba has a `rank` of its own
+
+
+class InputDropout(NamedTuple):
+    """The dropout of what an adapter reads: the path of the leaf, the scope of the adapter, and the probability."""
+
+    path: str
+    scope: Scope
+    p: float
+
+    def drop(self, x: Tensor, axes: tuple[str, ...], ctx: Ctx) -> Tensor:
+        """x (…, n, inp) with dropout; `axes` are the logical axes of its channels."""
+        draws = ctx.draws
+        if draws is None:
+            return x
+        if axes == (ENCODER,) and ctx.encoder_layout is not None:
+            ctx = dc.replace(ctx, layout=ctx.encoder_layout)
+        if x.shape[:-1] != ctx.layout.order.shape:
+            shapes = f"{tuple(x.shape[:-1])} are not one per token {tuple(ctx.layout.order.shape)}"
+            remedy = "leave it out of the targets, or set dropout to 0"
+            raise InputError(f"{self.path}: its inputs {shapes}, by which dropout is drawn; {remedy}")
+        return draws.dropout(ctx, x, self.p, self, "dropout", axes)
+
+    def drop_rows(self, x: Tensor, axes: tuple[str, ...], rows: Rows, experts: tuple[str, ...], here: int, ctx: Ctx) -> Tensor:
+        """x (rows, inp) of a bank with `here` of its experts on this rank, with dropout."""
+        if ctx.draws is None:
+            return x
+        tokens = ctx.layout.order.numel()
+        token = rows.choice // (len(rows.choice) // tokens)
+        expert = rows.expert + ctx.ranks.first(self, experts, here)
+        return ctx.draws.dropout_rows(ctx, x, self.p, self, "dropout", axes, token, expert)
 
 
 @register("lora")

@@ -186,7 +186,7 @@ class ManyModule(Adapter):
         raise InputError(f"{self.path}: rows have different adapters, so there is no one matrix")
 
 
-def _padded(one: Factors, rank: int) -> Factors:
+def _padded(factors: Factors, rank: int) -> Factors:
     """The same change of W with zeros up to a larger rank."""
-    more = rank - one.a.shape[-2]
-    return one if not more else Factors(F.pad(one.a, (0, 0, 0, more)), F.pad(one.b, (0, more)))
+    more = rank - factors.a.shape[-2]
+    return factors if not more else Factors(F.pad(factors.a, (0, 0, 0, more)), F.pad(factors.b, (0, more)))

@@ -6,7 +6,7 @@ tensors = apply(result, tensors_of_a, init_b)  the tensors of b, with every tran
 """
 
 from dovetail.weights.surgery.resize import parse_picks, picked
-from dovetail.weights.surgery.status import Diff, Row, Status, diff
+from dovetail.weights.surgery.status import Diff, DiffRow, Status, diff
 from dovetail.weights.surgery.transfer import apply
 
-__all__ = ["Diff", "Row", "Status", "apply", "diff", "parse_picks", "picked"]
+__all__ = ["Diff", "DiffRow", "Status", "apply", "diff", "parse_picks", "picked"]

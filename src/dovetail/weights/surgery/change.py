@@ -18,7 +18,7 @@ from dovetail.spec.scope import Scope
 from dovetail.spec.weight import Weight
 
 
-class Change(NamedTuple):
+class ChangedField(NamedTuple):
     """One field that differs: its path in the spec, both values as plain data, and whether it reinterprets tensors."""
 
     path: str
@@ -40,16 +40,16 @@ class FieldChange(NamedTuple):
         """The name of the field, without its path."""
         return type(self.b), self.field
 
-    def change(self, shapes_only: bool, shape_differs: bool) -> Change:
+    def change(self, shapes_only: bool, shape_differs: bool) -> ChangedField:
         """Return the change. A field that shapes tensors does not reinterpret them, except where both values give the same
         shape (62 rows and 2 more, for 64); a default written out (`hidden: 2048` for a default of 2048) does not either."""
         old, new = getattr(self.a, self.field), getattr(self.b, self.field)
         in_rows = shapes_only and (shape_differs or old is None or new is None)
         reinterprets = not in_rows and self.field not in self.b.proof.training_only
-        return Change(join(self.path, self.field), plain(old), plain(new), reinterprets)
+        return ChangedField(join(self.path, self.field), plain(old), plain(new), reinterprets)
 
 
-def changes(a: Part, b: Part) -> list[Change]:
+def changes(a: Part, b: Part) -> list[ChangedField]:
     """Return every field that differs; layers are compared by their number."""
     scopes = {place: scope for _, _, scope, place in places(b)}
     differing = list(_differing("", a, b))
@@ -59,12 +59,12 @@ def changes(a: Part, b: Part) -> list[Change]:
     shape_differs = {
         d.key for d in fields if _signature(d.a, scopes.get(d.path, Scope())) != _signature(d.b, scopes.get(d.path, Scope()))
     }
-    return [d if isinstance(d, Change) else d.change(d.key in shapes_only, d.key in shape_differs) for d in differing]
+    return [d if isinstance(d, ChangedField) else d.change(d.key in shapes_only, d.key in shape_differs) for d in differing]
 
 
-def _differing(path: str, a: Part, b: Part) -> Iterator[Change | FieldChange]:
+def _differing(path: str, a: Part, b: Part) -> Iterator[ChangedField | FieldChange]:
     if type(a) is not type(b):
-        yield Change(path, a.to_data(), b.to_data(), True)
+        yield ChangedField(path, a.to_data(), b.to_data(), True)
         return
     for field in dc.fields(a):
         old, new, here = getattr(a, field.name), getattr(b, field.name), join(path, field.name)
@@ -73,18 +73,18 @@ def _differing(path: str, a: Part, b: Part) -> Iterator[Change | FieldChange]:
         if isinstance(old, Part) and isinstance(new, Part):
             yield from _differing(here, old, new)
         elif isinstance(old, Part) or isinstance(new, Part):
-            yield Change(here, plain(old), plain(new), True)
+            yield ChangedField(here, plain(old), plain(new), True)
         elif _holds_parts(old) or _holds_parts(new):
             yield from _differing_items(here, old, new)
         else:
             yield FieldChange(path, a, b, field.name)
 
 
-def _differing_items(path: str, old: tuple[Part, ...], new: tuple[Part, ...]) -> Iterator[Change | FieldChange]:
+def _differing_items(path: str, old: tuple[Part, ...], new: tuple[Part, ...]) -> Iterator[ChangedField | FieldChange]:
     for i in range(max(len(old), len(new))):
         here = join(path, str(i))
         if i >= len(old) or i >= len(new):
-            yield Change(here, plain(old[i]) if i < len(old) else None, plain(new[i]) if i < len(new) else None, True)
+            yield ChangedField(here, plain(old[i]) if i < len(old) else None, plain(new[i]) if i < len(new) else None, True)
         elif old[i] != new[i]:
             yield from _differing(here, old[i], new[i])
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from dovetail.account import format_value
-from dovetail.weights.surgery.status import Diff, Row, Status
+from dovetail.weights.surgery.status import Diff, DiffRow, Status
 
 LAYER_NUMBER = re.compile(r"(?<=layers\.)\d+")
 
@@ -41,7 +41,7 @@ def field_groups(result: Diff) -> list[FieldGroup]:
 
 def tensor_groups(result: Diff, status: Status) -> list[TensorGroup]:
     """Return the rows of one status; equal rows of several layers are one."""
-    groups: dict[tuple[str, ...], list[Row]] = {}
+    groups: dict[tuple[str, ...], list[DiffRow]] = {}
     for row in result.tensors:
         if row.status == status:
             key = tuple(LAYER_NUMBER.sub("*", text or "") for text in (row.a, row.b, row.how))

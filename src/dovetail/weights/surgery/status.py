@@ -24,14 +24,14 @@ from dovetail.base.errors import SpecError
 from dovetail.model.model import Model
 from dovetail.spec.check import check
 from dovetail.spec.weight import KV_HEADS, Weight
-from dovetail.weights.surgery.change import Change, changes, sizes
+from dovetail.weights.surgery.change import ChangedField, changes, sizes
 from dovetail.weights.surgery.resize import came_from, picked
 from dovetail.weights.surgery.tensors import Content, Tensor, tensors
 
 Status = Literal["kept", "reinterpreted", "transformed", "new", "dropped", "impossible"]
 
 
-class Step(NamedTuple):
+class AxisStep(NamedTuple):
     """One step along an axis: repeat each entry `repeat` times, then average every `mean`; then add `add`."""
 
     axis: str = ""
@@ -40,18 +40,18 @@ class Step(NamedTuple):
     add: float = 0.0
 
 
-class Move(NamedTuple):
+class PieceMove(NamedTuple):
     """How a piece of a tensor of b is computed from a piece of one of a (None: all of it)."""
 
     from_piece: int | None
     to_piece: int | None
     stored: dict[str, int]  # axes of a's tensor
     axes: dict[str, int]  # axes of its piece
-    steps: tuple[Step, ...]
+    steps: tuple[AxisStep, ...]
 
 
 @dc.dataclass(frozen=True)
-class Row:
+class DiffRow:
     """One tensor of a, one of b, and how the first becomes the second."""
 
     a: str | None
@@ -59,7 +59,7 @@ class Row:
     status: Status
     how: str
     shapes: dict[str, tuple[int, ...]]  # "a" and "b", where there is one
-    moves: tuple[Move, ...] = ()
+    moves: tuple[PieceMove, ...] = ()
 
 
 @dc.dataclass(frozen=True)
@@ -68,8 +68,8 @@ class Diff:
 
     a: Model
     b: Model
-    tensors: tuple[Row, ...]
-    change: tuple[Change, ...]
+    tensors: tuple[DiffRow, ...]
+    change: tuple[ChangedField, ...]
 
     @property
     def summary(self) -> dict[Status, int]:
@@ -105,7 +105,7 @@ def diff(a: Model, b: Model, picks: Sequence[int] | None = None) -> Diff:
         if tensor.weight.same_as is not None:
             tied[tensor.owner].append(tensor)
     reinterpreting = [c for c in change if c.reinterprets]
-    rows: list[Row] = []
+    rows: list[DiffRow] = []
     for tensor in of_b.values():
         if tensor.weight.same_as is None:
             reasons = _reasons(tensor, tied[tensor.path], of_reordered, reinterpreting)
@@ -114,11 +114,11 @@ def diff(a: Model, b: Model, picks: Sequence[int] | None = None) -> Diff:
     successors = {came_from(path, picks): tensor for path, tensor in of_b.items()}
     rows += [_dropped(tensor, successors) for tensor in of_a.values() if tensor.weight.learned and tensor.path not in used]
     if picks is not None and list(picks) != list(range(len(a.layers))):
-        change = [Change("layers", list(range(len(a.layers))), list(picks), False), *change]
+        change = [ChangedField("layers", list(range(len(a.layers))), list(picks), False), *change]
     return Diff(a, b, tuple(rows), tuple(change))
 
 
-def _reasons(tensor: Tensor, tied: list[Tensor], before: dict[str, Tensor], change: list[Change]) -> list[str]:
+def _reasons(tensor: Tensor, tied: list[Tensor], before: dict[str, Tensor], change: list[ChangedField]) -> list[str]:
     """Why this tensor is reinterpreted: changed fields that act on it or on a weight tied to it, and new ties."""
     reasons: dict[str, None] = {}
     for user in (tensor, *tied):
@@ -137,31 +137,33 @@ def _reasons(tensor: Tensor, tied: list[Tensor], before: dict[str, Tensor], chan
 
 def _rows_into(
     tensor: Tensor, was_at: str, sources: dict[str, Content], of_a: dict[str, Tensor], reasons: list[str]
-) -> list[Row]:
+) -> list[DiffRow]:
     """The rows of one tensor of b, which was at `was_at` in a: one for each tensor of a that goes into it."""
     pairs = [(content, sources[path]) for path, content in tensor.contents() if path in sources]
     if not pairs:
-        return [Row(None, tensor.path, "new", "initialized", {"b": tensor.shape})]
+        return [DiffRow(None, tensor.path, "new", "initialized", {"b": tensor.shape})]
     obstacles = [obstacle for target, source in pairs for obstacle in _obstacles(source, target)]
     if obstacles:
         stored = dict.fromkeys(source.stored for _, source in pairs)
         return [_row(of_a[path], tensor, "impossible", "; ".join(dict.fromkeys(obstacles))) for path in stored]
-    rows: list[Row] = []
+    rows: list[DiffRow] = []
     reinterpreted = [f"reinterpreted: {'; '.join(reasons)}"] if reasons else []
     for stored in dict.fromkeys(source.stored for _, source in pairs):
         moves, words = [], _moved_words(tensor, was_at, of_a[stored])
         for target, source in pairs:
             if source.stored == stored:
                 steps, step_words = _steps(source, target)
-                moves.append(Move(source.piece, target.piece, sizes(source.weight, of_a[stored].scope), source.axes, steps))
+                moves.append(
+                    PieceMove(source.piece, target.piece, sizes(source.weight, of_a[stored].scope), source.axes, steps)
+                )
                 words += step_words
         status: Status = "transformed" if words else "reinterpreted" if reasons else "kept"
         rows.append(_row(of_a[stored], tensor, status, "; ".join(dict.fromkeys(words + reinterpreted)), tuple(moves)))
     return rows
 
 
-def _row(a: Tensor, b: Tensor, status: Status, how: str, moves: tuple[Move, ...] = ()) -> Row:
-    return Row(a.path, b.path, status, how, {"a": a.shape, "b": b.shape}, moves)
+def _row(a: Tensor, b: Tensor, status: Status, how: str, moves: tuple[PieceMove, ...] = ()) -> DiffRow:
+    return DiffRow(a.path, b.path, status, how, {"a": a.shape, "b": b.shape}, moves)
 
 
 def _moved_words(b: Tensor, was_at: str, a: Tensor) -> list[str]:
@@ -184,9 +186,9 @@ def _obstacles(source: Content, target: Content) -> list[str]:
     return [f"{axis} {source.axes[axis]} → {target.axes[axis]}" for axis in bad]
 
 
-def _steps(source: Content, target: Content) -> tuple[tuple[Step, ...], list[str]]:
+def _steps(source: Content, target: Content) -> tuple[tuple[AxisStep, ...], list[str]]:
     """The steps along each axis, and the same in words."""
-    steps: list[Step] = []
+    steps: list[AxisStep] = []
     words: list[str] = []
     for axis, old in source.axes.items():
         new = target.axes[axis]
@@ -197,12 +199,12 @@ def _steps(source: Content, target: Content) -> tuple[tuple[Step, ...], list[str
             continue
         common = lcm(old, new)  # each old head serves the same queries as before, or shares them
         repeat, mean = common // old, common // new
-        steps.append(Step(axis, repeat, mean))
+        steps.append(AxisStep(axis, repeat, mean))
         parts = [f"each repeated {repeat} times"] * (repeat > 1) + [f"the mean of every {mean}"] * (mean > 1)
         words.append(f"{axis} {old} → {new}: {', then '.join(parts)}")
     offset = _neutral(target.weight) - _neutral(source.weight)
     if offset:
-        steps.append(Step(add=offset))
+        steps.append(AxisStep(add=offset))
         words.append(f"{offset:+g}: the neutral scale was {_neutral(source.weight):g}, now {_neutral(target.weight):g}")
     return tuple(steps), words
 
@@ -212,8 +214,8 @@ def _neutral(weight: Weight) -> float:
     return 1.0 if weight.role == "norm" and weight.init == "ones" else 0.0
 
 
-def _dropped(tensor: Tensor, successors: dict[str, Tensor]) -> Row:
+def _dropped(tensor: Tensor, successors: dict[str, Tensor]) -> DiffRow:
     """A tensor of a that no tensor of b is computed from; `successors` are b's tensors by where they were in a."""
     tied = successors.get(tensor.path)
     how = "not in b" if tied is None else f"{tied.owner} takes its place"
-    return Row(tensor.path, None, "dropped", how, {"a": tensor.shape})
+    return DiffRow(tensor.path, None, "dropped", how, {"a": tensor.shape})

@@ -31,7 +31,7 @@ from dovetail.nn.module import at_least_fp32, tensor_at
 from dovetail.spec.fold import Declared, declared
 from dovetail.spec.weight import PACKED_AXIS, piece
 from dovetail.weights.surgery.change import sizes
-from dovetail.weights.surgery.status import Diff, Move, Row, diff
+from dovetail.weights.surgery.status import Diff, DiffRow, PieceMove, diff
 from dovetail.weights.surgery.tensors import Tensor as PlacedTensor, tensors as placed_tensors
 
 
@@ -42,7 +42,7 @@ def apply(diff: Diff, tensors_of_a: Mapping[str, Tensor], init_b: Mapping[str, T
     dtype and device of `init_b`; a tensor that is kept is not copied where these agree.
     """
     of_b = placed_tensors(diff.b)
-    rows: dict[str, list[Row]] = defaultdict(list)
+    rows: dict[str, list[DiffRow]] = defaultdict(list)
     for row in diff.tensors:
         if row.b is not None and row.moves:
             rows[row.b].append(row)
@@ -54,7 +54,7 @@ def apply(diff: Diff, tensors_of_a: Mapping[str, Tensor], init_b: Mapping[str, T
     return {path: results[of_b[path].owner] if path in of_b else init_b[path] for path in init_b}
 
 
-def _carried(tensor: PlacedTensor, rows: list[Row], tensors_of_a: Mapping[str, Tensor], init: Tensor) -> Tensor:
+def _carried(tensor: PlacedTensor, rows: list[DiffRow], tensors_of_a: Mapping[str, Tensor], init: Tensor) -> Tensor:
     """One tensor of b from the rows that lead to it."""
     if not rows:
         return init
@@ -78,14 +78,14 @@ def _get(tensors: Mapping[str, Tensor], path: str, shape: tuple[int, ...], where
     return tensors[path].detach()
 
 
-def _source_piece(x: Tensor, move: Move) -> Tensor:
+def _source_piece(x: Tensor, move: PieceMove) -> Tensor:
     """The piece of a's tensor that is carried over, one dimension per axis."""
     whole = x.reshape(tuple(move.stored.values()))
     taken = whole if move.from_piece is None else piece(whole, list(move.stored).index(PACKED_AXIS), move.from_piece)
     return taken.reshape(tuple(move.axes.values()))
 
 
-def _stepped(x: Tensor, move: Move) -> Tensor:
+def _stepped(x: Tensor, move: PieceMove) -> Tensor:
     """The piece after its steps."""
     for step in move.steps:
         if step.axis:

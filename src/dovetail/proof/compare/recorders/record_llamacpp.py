@@ -22,7 +22,7 @@ LOGITS = "result_output"
 FILE_TYPES = {"0": "float32", "1": "float16", "32": "bfloat16"}  # general.file_type: the dtype of the weights
 
 
-class Node(ctypes.Structure):
+class GgmlTensor(ctypes.Structure):
     """The first fields of struct ggml_tensor."""
 
     _fields_ = [
@@ -64,7 +64,7 @@ def main(model_file: str, out: Path, request: dict) -> None:
     sizes = [0]  # the last one: tokens of the pass
 
     def seen(pointer, ask, user):
-        node = ctypes.cast(pointer, ctypes.POINTER(Node)).contents
+        node = ctypes.cast(pointer, ctypes.POINTER(GgmlTensor)).contents
         if ask or node.type != F32 or not (node.buffer or node.view_src):
             return True
         size = base.ggml_nbytes(pointer)

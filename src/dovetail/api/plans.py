@@ -1,4 +1,5 @@
-"""TrainingPlan: what `plan` returns, the layouts in which a model can be trained on many GPUs."""
+"""What the planning of a job returns: the layouts in which a model can be trained on many GPUs (`plan`), or the replicas that
+serve it (`plan_serving`)."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ from typing import Any
 
 from dovetail.api.result import Result
 from dovetail.planning.report import PlanReport, layout_data
+from dovetail.planning.serving import ServingReport
 from dovetail.spec.fold import parameters
 from dovetail.views.blocks import View
 from dovetail.views.page import Page
-from dovetail.views.plan import plan_view
-from dovetail.views.plan_page import plan_page
+from dovetail.views.plan import plan_page, plan_view, serving_view
 
 
 @dc.dataclass(frozen=True, repr=False)
@@ -47,3 +48,18 @@ class TrainingPlan(PlanReport, Result):
 
     def page(self) -> Page:
         return Page(f"dovetail plan {self.name}", plan_page(self))
+
+
+@dc.dataclass(frozen=True, repr=False)
+class ServingPlan(ServingReport, Result):
+    """Replicas of a model on a device, by their number of ranks, and what some users need of the best."""
+
+    @property
+    def failed(self) -> bool:
+        return self.best is None
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.data()
+
+    def view(self, width: int) -> View:
+        return serving_view(self)

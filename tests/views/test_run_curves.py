@@ -1,6 +1,6 @@
 """Curves in braille: a point is at its place, and each curve is named at its end."""
 
-from dovetail.views.plot import draw_terminal
+from dovetail.views.runs import draw_terminal
 
 
 def test_a_falling_curve_begins_at_the_top_and_ends_at_the_bottom() -> None:
