@@ -11,7 +11,7 @@
     train: {batch: 8, length: 128}                      keys of the run file of every arm
     budget: {tokens: 300k}                              or {steps: 400}
     tune: {learning_rate: [3e-4, 1e-2], trials: 5}      equally spaced logarithms, on seeds of their own (`seeds: 1` of them)
-    seeds: {at_least: 10, at_most: 30}
+    seeds: {at_least: 14, at_most: 30}
     metric: val_loss                                    or a task of lm-eval: {lm_eval: my_task, tasks: DIR} (outside_metric.py)
     probe: {tasks: [needle], lengths: [64, 128]}        of every run (long_context.py); metrics probe_accuracy, used_length
     smallest: 0.02                                      a difference below it does not matter
@@ -90,7 +90,7 @@ class LabDesign:
     match: str | None = None
     within: float = 0.05  # of the base's time per token, where this is what is matched
     tune: Tuning | None = None
-    at_least: int = 10  # with fewer seeds, skewed differences are called different too often (benchmarks/lab.py)
+    at_least: int = 14  # with fewer seeds, skewed differences are called different too often (benchmarks/lab.py)
     at_most: int = 30
     metric: str = "val_loss"
     smallest: float = 0.0
