@@ -95,7 +95,7 @@ def test_labs_of_resampled_real_runs_keep_level_and_power_at_the_default_number_
     pool = json.loads((Path(__file__).parents[2] / "docs/figures/lab_pool.json").read_text(encoding="utf-8"))
     paired = np.array([np.subtract(pool[name], pool["base"]) for name in pool if name != "base"])
     draw, n = np.random.default_rng(7), np.arange(1, MOST + 1)
-    limits = np.array([t_limit(k, ALPHA / len(paired)) for k in n])
+    limits = np.array([t_limit(k, ALPHA / len(paired)) for k in range(1, MOST + 1)])
 
     def rejected(effect: float) -> np.ndarray:
         """(labs, arms, seeds) whether 0 is outside the interval."""
