@@ -19,7 +19,9 @@ from dovetail.base.errors import FileError, SpecError
 from dovetail.experiments.arms import Arm
 from dovetail.experiments.design import LabDesign, read_design
 from dovetail.experiments.lab import LabState, run_lab
+from dovetail.experiments.report import lab_report
 from dovetail.experiments.step_time import ALPHA, STORED, MeasureSpeed, median_interval, time_ratio
+from dovetail.views.lab import changes_of
 from dovetail.weights.surgery.budget import candidates
 
 HIDDEN = "layers.*.ffn.hidden"
@@ -107,6 +109,10 @@ def test_a_lab_finds_its_runs_by_the_stored_size(monkeypatch: pytest.MonkeyPatch
     first = run_lab(what, Path("out"), fake_training.train, workers=1, steps=Clock())
     again = run_lab(what, Path("out"), fake_training.train, workers=1, steps=Clock(per_hidden=3.0))
     assert again.verdict("gqa") == first.verdict("gqa")
+    *_, solved, ratio = changes_of(lab_report(again), "gqa")
+    assert solved.endswith("(solved for equal tokens_per_second)")
+    assert ratio.startswith("a step takes ")
+    assert lab_report(again).to_dict()["arms"][1]["time_ratio"]["threads"] == 1
     assert len(set(Path("out/starts.txt").read_text().split())) == len(Path("out/starts.txt").read_text().split()) == 4
 
 
