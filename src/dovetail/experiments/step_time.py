@@ -177,8 +177,9 @@ class SpeedMatcher:
     def _refusal(self, name: str, path: str, nearest: _Tried) -> SpecError:
         at, within = f" with {path}={nearest.value}" if path else "", f"{self.tolerance:.0%} of the base"
         if nearest.ratio.is_beyond(self.tolerance):
-            problem = f"no field outside its changes brings its time per token within {within}: {nearest.ratio}{at}"
-            return SpecError(f"arms.{name}", problem, "name a field with `vary`, change the arm, or match flops")
+            which = f"{path} does not bring" if path else "no field outside its changes brings"
+            problem = f"{which} its time per token within {within}: {nearest.ratio}{at}"
+            return SpecError(f"arms.{name}", problem, "name another field with `vary`, change the arm, or match flops")
         problem = f"whether its time per token is within {within} is not resolved: {nearest.ratio}{at}"
         return SpecError(f"arms.{name}", problem, "free the machine, or allow more: `match: {tokens_per_second: 0.1}`")
 
