@@ -3,7 +3,7 @@
 pool        30 seeds of a base and of three arms: 120 real runs of a small model by `dovetail lab`, which resumes
 fitted      labs whose losses are normal with the covariance of the pool, without a difference
 resampled   labs whose seeds are drawn with replacement from the pool, each arm moved so that its mean is the base's
-looked at   after every seed from the 10th to the 30th, as a lab does
+looked at   after every seed from the 14th to the 30th, as a lab does
 
 A lab of three arms is wrong if it calls any arm better or worse. Beside it, on the same labs and at one level for all arms:
 a paired t test that is looked at after every seed, the same once at 30 seeds, and an unpaired t test at 7 seeds.

@@ -4,14 +4,17 @@ these tests must see."""
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from dovetail.experiments.confidence import G, PairedInterval, e_value, half_width, interval
+from dovetail.experiments.confidence import G, PairedInterval, e_value, half_width, interval, t_limit
+from dovetail.experiments.design import LabDesign
 from dovetail.experiments.verdict import judge, pairing, seeds_needed
 
 ALPHA = 0.05
@@ -87,6 +90,24 @@ def test_a_difference_of_four_standard_errors_is_found_within_twenty_seeds() -> 
     assert np.mean(found) >= 0.9
 
 
+def test_labs_of_resampled_real_runs_keep_level_and_power_at_the_default_number_of_seeds() -> None:
+    """The paired differences of these runs are skewed. benchmarks/lab.py calls `judge` on fewer labs."""
+    pool = json.loads((Path(__file__).parents[2] / "docs/figures/lab_pool.json").read_text(encoding="utf-8"))
+    paired = np.array([np.subtract(pool[name], pool["base"]) for name in pool if name != "base"])
+    draw, n = np.random.default_rng(7), np.arange(1, MOST + 1)
+    limits = np.array([t_limit(k, ALPHA / len(paired)) for k in range(1, MOST + 1)])
+
+    def rejected(effect: float) -> np.ndarray:
+        """(labs, arms, seeds) whether 0 is outside the interval."""
+        centered = paired - paired.mean(1, keepdims=True) + effect * paired.std(1, ddof=1, keepdims=True)
+        sample = centered[:, draw.integers(paired.shape[1], size=(10_000, MOST))].transpose(1, 0, 2)
+        mean = sample.cumsum(2) / n
+        return n * mean**2 > limits * np.maximum((sample**2).cumsum(2) - n * mean**2, 1e-12)
+
+    assert rejected(0.0)[:, :, LabDesign.at_least - 1 :].any((1, 2)).mean() <= ALPHA
+    assert rejected(4 / math.sqrt(10))[:, :, LabDesign.at_least - 1 : 20].any(2).mean() >= 0.9
+
+
 def labs_of_pairs(labs: int, most: int, correlation: float, difference: float = 0.0) -> np.ndarray:
     """(labs, 2, seeds) losses of an arm and of the base."""
     root = np.linalg.cholesky(np.array([[1.0, correlation], [correlation, 1.0]]))
@@ -147,10 +168,10 @@ def test_the_first_seeds_that_decide_are_those_of_the_verdict() -> None:
 
 
 def test_seeds_before_the_least_number_decide_nothing() -> None:
-    arm, base = losses(*[0.1, 0.1001, 0.0999, 0.1])
-    assert judge(arm, base, at_least=4).kind == "worse"
-    assert judge(arm[:3], base[:3], at_least=4).interval.n == 3
-    assert judge(arm, base, at_least=4).interval.n == 4
+    arm, base = losses(*[0.1, 0.1001, 0.0999, 0.1, 0.1001])
+    assert judge(arm, base, at_least=5).kind == "worse"
+    assert judge(arm[:4], base[:4], at_least=5).interval.n == 4
+    assert judge(arm, base, at_least=5).interval.n == 5
 
 
 def test_a_loss_that_is_not_finite_is_not_averaged() -> None:

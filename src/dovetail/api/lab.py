@@ -19,6 +19,7 @@ from dovetail.api.arguments import silent
 from dovetail.api.options import OutDir
 from dovetail.api.result import Event, Result, Watch, unwatched
 from dovetail.api.train import train
+from dovetail.api.train_steps import timed_steps
 from dovetail.base.option import BatchSize, Option
 from dovetail.disk.atomic import write_atomically
 from dovetail.views.blocks import View
@@ -87,7 +88,7 @@ def lab(
     def decided(data: dict[str, Any], text: str) -> None:
         watch(Event("verdict", data, text))
 
-    state = run_lab(read_design(design), path, train, workers, threads, cluster, decided, progress)
+    state = run_lab(read_design(design), path, train, workers, threads, cluster, decided, progress, timed_steps)
     result = LabResult(lab_report(state))
     write_atomically(path / "lab.html", result.to_html())
     write_atomically(path / "lab.json", json.dumps(result.to_dict(), indent=1))

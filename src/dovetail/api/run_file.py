@@ -41,12 +41,23 @@ def accepts_run_file(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        known = {one.key: one for name, one in parameters(function).items() if name not in IN_CALLS_ONLY}
         named = {name: value for name, value in kwargs.items() if name in signature.parameters}
         given = {**signature.bind_partial(*args, **named).arguments, **kwargs}
-        return typing.cast(Callable[..., R], function)(**grouped(function, _merged(ungrouped(given), known)))
+        return typing.cast(Callable[..., R], function)(**_arguments_of(function, given))
 
     return call
+
+
+def complete_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return every argument of a function that accepts run files: those of the call, of its run file, and defaults."""
+    bound = inspect.signature(function).bind(**_arguments_of(function, arguments))
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def _arguments_of(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    known = {one.key: one for name, one in parameters(function).items() if name not in IN_CALLS_ONLY}
+    return grouped(function, _merged(ungrouped(arguments), known))
 
 
 def find_run_file(spec: object) -> dict[str, Any] | None:

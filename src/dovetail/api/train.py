@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from dovetail.api import training_options as of
-from dovetail.api.arguments import Changes, SpecLike, silent
+from dovetail.api.arguments import Changes, SpecLike
 from dovetail.api.options import ONLY, REPLACE_MODEL, SWAP, Count, InFile, Length, Seed, Steps
 from dovetail.api.run_file import accepts_run_file
 from dovetail.api.training_run import TrainingRun
@@ -109,12 +109,6 @@ def train(
     `recorded` are digests in a run file: data that has changed since under the same name is refused.
     """
     from dovetail.api.train_job import TrainJob
-    from dovetail.api.train_task import JobOptions, read_task
 
-    say = note or silent
-    shards = [data] if isinstance(data, str) else list(data)
-    files = {"text": text, "data": shards, "task": task, "labels": labels, "tags": tags, "pairs": pairs, "chats": chats}
-    settings = {**(options or {}), **({} if beams is None else {"beams": beams})}
-    job = read_task(spec, (set, swap), from_, adapter, only, objective, settings, files, say)
     with ExitStack() as stack:
-        return TrainJob.open(job, JobOptions.read(locals()), say, stack).train()
+        return TrainJob.of(locals(), stack).train()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses as dc
+import itertools
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec as find_module
@@ -14,7 +16,7 @@ import torch
 
 from dovetail.api.arguments import silent
 from dovetail.api.models import load
-from dovetail.api.train_task import JobOptions, Task
+from dovetail.api.train_task import JobOptions, Task, read_task
 from dovetail.api.training_run import TrainingRun
 from dovetail.base.errors import install_command
 from dovetail.base.memory import check_memory
@@ -43,7 +45,7 @@ from dovetail.training.run import RunDirectory, open_run
 from dovetail.training.samples import Samples, check_samples, sample_text
 from dovetail.training.settings import check_recorded, read_run, run_data
 from dovetail.training.source import BatchShape, Source, TokenizerKind
-from dovetail.training.step import DTYPES, computing_in
+from dovetail.training.step import DTYPES, Trainer, computing_in
 from dovetail.training.task import generation_files, read_source
 from dovetail.views.curve import draw_losses
 from dovetail.views.progress import TrainingProgress
@@ -68,6 +70,28 @@ class TrainJob:
     run: RunDirectory | None
     interrupted: Interrupt
     say: Callable[[str], None]
+
+    @staticmethod
+    def of(arguments: Mapping[str, Any], stack: ExitStack) -> TrainJob:
+        """Open the job that arguments of `train` describe, every one of which is given."""
+        say, data = arguments["note"] or silent, arguments["data"]
+        files = {name: arguments[name] for name in ("text", "data", "task", "labels", "tags", "pairs", "chats")}
+        files["data"] = [data] if isinstance(data, str) else list(data)
+        settings: dict[str, Any] = dict(arguments["options"] or {})
+        if arguments["beams"] is not None:
+            settings["beams"] = arguments["beams"]
+        task = read_task(
+            arguments["spec"],
+            (arguments["set"], arguments["swap"]),
+            arguments["from_"],
+            arguments["adapter"],
+            arguments["only"],
+            arguments["objective"],
+            settings,
+            files,
+            say,
+        )
+        return TrainJob.open(task, JobOptions.read(arguments), say, stack)
 
     @staticmethod
     def open(task: Task, options: JobOptions, say: Callable[[str], None], stack: ExitStack) -> TrainJob:
@@ -139,6 +163,19 @@ class TrainJob:
             return dc.replace(result, held_out_bits_per_byte=bits)
         text = sample_text(self.model, source.tokenizer, sample.prompt, sample.sample, sampling, self.say)
         return dc.replace(result, held_out_bits_per_byte=bits, sample=text)
+
+    def timed_steps(self) -> Callable[[], float]:
+        """Return a function that trains for one more step, and returns its seconds per token."""
+        trainer, steps = Trainer(self.model, self.objective, self.plan, self.ranks, self.source.where), itertools.count()
+
+        def timed() -> float:
+            if self.interrupted():
+                raise KeyboardInterrupt
+            step, start = next(steps), time.perf_counter()
+            tokens = trainer.step(self.source.batch(step), step, self.plan.lr(step)).tokens
+            return (time.perf_counter() - start) / tokens
+
+        return timed
 
     def _vocabulary(self) -> Vocabulary:
         """The tokenizer, end tokens and template that the model is saved with."""

@@ -14,7 +14,7 @@ FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf
 
 
 def examined(version: str, kernel: str = "") -> dict[str, Any]:
-    """Return the versions, the machine and the packages as plain data; `kernel` says why the kernel for few rows is not used."""
+    """Return the versions, the machine and the packages as plain data; `kernel`: why the kernel for few rows is not used."""
     return {
         "dovetail": version,
         "python": platform.python_version(),

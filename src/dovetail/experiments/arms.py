@@ -5,7 +5,7 @@
 
 The field that makes the costs equal is one that the arm does not change: no field of a part that differs from the base's is
 solved for, unless `vary` names it; the width, which changes every weight, only if nothing else can be. An arm that no field
-brings within 1 % is refused.
+brings within 1 % is refused. Tokens per second are not counted but measured, within 5 % (step_time.py).
 
 In a lab with sizes (ladder.py) all this is done at each size. Under µP the learning rate that is best at the smallest size is
 that of the others; else every size has trials of its own.
@@ -14,13 +14,14 @@ that of the others; else every size has trials of its own.
 from __future__ import annotations
 
 import dataclasses as dc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dovetail.account import Account
 from dovetail.base.errors import SpecError
-from dovetail.experiments.design import BASE, MATCHES, PROBED, ArmDesign, LabDesign
+from dovetail.experiments.design import BASE, MATCHES, PROBED, SPEED, ArmDesign, LabDesign
 from dovetail.experiments.ladder import Rung, rungs
+from dovetail.experiments.step_time import Side, SpeedMatcher, TimeRatio
 from dovetail.files.spec import changed
 from dovetail.hf.origin import find_spec
 from dovetail.model.model import Model
@@ -52,6 +53,7 @@ class Arm:
     costs: ArmCosts
     changes: tuple[tuple[str, str, str], ...] = ()  # (path, value there, value here) against what it is compared with
     solved: str = ""  # the field that makes the costs equal: path old → new
+    time_ratio: TimeRatio | None = None  # the measured time per token ÷ that of the base, where this was made equal
     budget: Mapping[str, int] = dc.field(default_factory=dict)  # keys of its run files
     group: str = BASE  # its name in lab.yaml, which is that of the arm at every size
     rate_of: str = ""  # the arm whose trials choose its learning rate
@@ -64,19 +66,20 @@ class Arm:
             "on": self.on,
             "changes": [list(change) for change in self.changes],
             "solved": self.solved,
+            "time_ratio": None if self.time_ratio is None else dc.asdict(self.time_ratio),
             **dc.asdict(self.costs),
             "spec": self.spec.to_data(),
         }
 
 
-def build_arms(design: LabDesign) -> dict[str, Arm]:
-    """Return the base and the arms by name."""
+def build_arms(design: LabDesign, speed: SpeedMatcher | None = None) -> dict[str, Arm]:
+    """Return the base and the arms by name; `speed` is that of a lab whose arms are to be as fast as the base."""
     base = find_spec(design.base)
     check(base)
     steps = [Rung("", base, design.budget)] if design.ladder is None else rungs(design.ladder, base)
     found: dict[str, Arm] = {}
     first: dict[str, str] = {}  # the arm of each group at the smallest size
-    for arm in (arm for rung in steps for arm in _arms(design, rung)):
+    for arm in (arm for rung in steps for arm in _arms(design, rung, speed)):
         if arm.name in found:
             raise SpecError(f"arms.{arm.name}", "is the name of two arms, one of which is a size of another", "rename one")
         smallest = first.setdefault(arm.group, arm.name)
@@ -85,7 +88,7 @@ def build_arms(design: LabDesign) -> dict[str, Arm]:
     return found
 
 
-def _arms(design: LabDesign, rung: Rung) -> Iterator[Arm]:
+def _arms(design: LabDesign, rung: Rung, speed: SpeedMatcher | None) -> Iterator[Arm]:
     base, length, suffix = rung.base, training_length(design), rung.suffix
     specs: dict[str, Model] = {BASE: base}  # before their costs are made equal: a staircase does not solve for a solved field
     equal = dict(specs)
@@ -93,22 +96,28 @@ def _arms(design: LabDesign, rung: Rung) -> Iterator[Arm]:
     run = {"budget": rung.budget, "held_out": rung.held_out}
     yield Arm(BASE + suffix, None, base, design.train, costs(base, length), **run)
     for arm in design.arms:
-        solved = ""
+        solved, ratio = "", None
         try:
             spec = specs[arm.name] = changed(specs[arm.on], arm.set, arm.swap)
             check(spec)
         except SpecError as error:
             raise SpecError(f"arms.{arm.name}: {error.path}", error.problem, error.remedy) from None
         _same_objective(design, arm, (specs[arm.on], settings[arm.on]), (spec, {**settings[arm.on], **arm.train}))
-        if design.match is not None:
+        settings[arm.name] = {**settings[arm.on], **arm.train}
+        if design.match == SPEED:
+            assert speed is not None, "the lab measures"
+            pairs = ((settings[BASE], base), (settings[arm.name], spec))
+            sides = (Side(at, run_settings(train, rung.budget), design.data) for train, at in pairs)
+            spec, solved, ratio = speed.solve(arm.name + suffix, *sides, arm.vary, _unchanged(base, spec))
+        elif design.match is not None:
             spec, solved = matched(arm, base, spec, design.match, length)
-        equal[arm.name], settings[arm.name] = spec, {**settings[arm.on], **arm.train}
+        equal[arm.name] = spec
         trained = ((f"train.{key}", str(settings[arm.on].get(key, "default")), str(value)) for key, value in arm.train.items())
         changes = [(group.paths, group.a, group.b) for group in field_groups(diff(equal[arm.on], spec))]
         changes = [change for change in changes if change[0] != solved.partition(" ")[0]]
         names = arm.name + suffix, arm.on + suffix
         every = (*changes, *trained)
-        yield Arm(*names, spec, settings[arm.name], costs(spec, length), every, solved, group=arm.name, **run)
+        yield Arm(*names, spec, settings[arm.name], costs(spec, length), every, solved, ratio, group=arm.name, **run)
 
 
 def _same_objective(design: LabDesign, arm: ArmDesign, *sides: tuple[Model, Mapping[str, Any]]) -> None:
@@ -138,12 +147,8 @@ def matched(arm: ArmDesign, base: Model, spec: Model, match: str, length: int) -
     target, now = BUDGETS[by](base, length), BUDGETS[by](spec, length)
     if arm.vary is None and abs(now - target) <= TOLERANCE * target:
         return spec, ""
-    touched = {_branch(change.path) for change in diff(base, spec).change}
-    found = [
-        one
-        for one in match_budget(base, spec, by, length, arm.vary)
-        if arm.vary is not None or _branch(one.path) not in touched
-    ]
+    may_vary = _unchanged(base, spec)
+    found = [one for one in match_budget(base, spec, by, length, arm.vary) if arm.vary is not None or may_vary(one.path)]
     within = sorted((one for one in found if one.distance(target) <= TOLERANCE), key=lambda one: one.path == "width")
     if within:
         return within[0].spec, f"{within[0].path} {within[0].old:,} → {within[0].value:,}"
@@ -152,6 +157,17 @@ def matched(arm: ArmDesign, base: Model, spec: Model, match: str, length: int) -
     problem = f"no field outside its changes brings {match} within {TOLERANCE:.0%} of the base"
     problem += f" ({now:,.0f}, not {target:,.0f}){nearest}"
     raise SpecError(f"arms.{arm.name}", problem, "name a field with `vary`, change the arm, or leave `match` out")
+
+
+def run_settings(train: Mapping[str, Any], budget: Mapping[str, int]) -> dict[str, Any]:
+    """The arguments of the runs of an arm, without its spec, data, seed and learning rate."""
+    return {**train, **budget, "sample": 0, "keep": 1}
+
+
+def _unchanged(base: Model, spec: Model) -> Callable[[str], bool]:
+    """Whether a field, by its pattern, is of a part that the arm does not change."""
+    touched = {_branch(change.path) for change in diff(base, spec).change}
+    return lambda path: _branch(path) not in touched
 
 
 def _branch(path: str) -> str:

@@ -5,12 +5,13 @@
       gqa:    {set: {layers.*.mixer.kv_heads: 2}}       as `--set` and `--swap` of every verb
       mla:    {on: gqa, swap: {mixer: mla}}             on top of another arm, and compared with it: a staircase
       muon:   {train: {optimizer: muon}}                other keys of the run file
-    match: flops                                        params | flops | decode_state; per arm `vary: PATH` names the field
+    match: flops                                        params | flops | decode_state | tokens_per_second; per arm `vary: PATH`
+                                                        names the field; {tokens_per_second: 0.1}: within 10 %, not 5 %
     data: {text: plays.txt}                             or data: [DIR, …], task: {kind: mqar, pairs: 8}: as of `train`
     train: {batch: 8, length: 128}                      keys of the run file of every arm
     budget: {tokens: 300k}                              or {steps: 400}
     tune: {learning_rate: [3e-4, 1e-2], trials: 5}      equally spaced logarithms, on seeds of their own (`seeds: 1` of them)
-    seeds: {at_least: 10, at_most: 30}
+    seeds: {at_least: 14, at_most: 30}
     metric: val_loss                                    or a task of lm-eval: {lm_eval: my_task, tasks: DIR} (outside_metric.py)
     probe: {tasks: [needle], lengths: [64, 128]}        of every run (long_context.py); metrics probe_accuracy, used_length
     smallest: 0.02                                      a difference below it does not matter
@@ -37,28 +38,15 @@ from dovetail.experiments.outside_metric import OutsideMetric
 from dovetail.spec.part import plain
 
 BASE = "base"
+SPEED = "tokens_per_second"  # a cost that is measured (step_time.py); the others are counted
 MATCHES = {"params": "params", "flops": "flops", "decode_state": "kv"}  # name in lab.yaml -> budget of `match`
 PROBED = ("probe_accuracy", "used_length")  # of the probe of long context after a run
 HIGHER = ("accuracy", "exact_match", *PROBED)
 METRICS = {name: name in HIGHER for name in ("val_loss", "train_loss", "bits_per_byte", *HIGHER)}  # whether higher is better
 KEYS = ("base", "arms", "match", "data", "train", "budget", "tune", "seeds", "metric", "probe", "smallest")
 KEYS += ("level", "sizes", "held_out")
-OURS = (
-    "spec",
-    "set",
-    "swap",
-    "out",
-    "seed",
-    "minutes",
-    "epochs",
-    "force",
-    "from",
-    "adapter",
-    "tokens",
-    "steps",
-    "quiet",
-    "log",
-)
+OURS = ("spec", "set", "swap", "out", "seed", "minutes", "epochs", "force", "from", "adapter", "tokens")
+OURS += ("steps", "quiet", "log")
 MOST_ARMS, MOST_TRIALS, MOST_SEEDS = 64, 64, 1000
 
 
@@ -100,8 +88,9 @@ class LabDesign:
     budget: Mapping[str, Any]
     train: Mapping[str, Any] = dc.field(default_factory=dict)
     match: str | None = None
+    within: float = 0.05  # of the base's time per token, where this is what is matched
     tune: Tuning | None = None
-    at_least: int = 10  # with fewer seeds, skewed differences are called different too often (benchmarks/lab.py)
+    at_least: int = 14  # with fewer seeds, skewed differences are called different too often (benchmarks/lab.py)
     at_most: int = 30
     metric: str = "val_loss"
     smallest: float = 0.0
@@ -148,9 +137,7 @@ def _design(data: Any, where: str) -> LabDesign:
     seeds = at.mapping(top.get("seeds", {}), "seeds", ("at_least", "at_most"))
     least = at.whole(seeds.get("at_least", LabDesign.at_least), "seeds.at_least", 2, MOST_SEEDS)
     most = at.whole(seeds.get("at_most", max(least, LabDesign.at_most)), "seeds.at_most", least, MOST_SEEDS)
-    match, outside = top.get("match"), at.outside(top.get("metric"))
-    if match is not None and match not in MATCHES:
-        at.refuse("match", f"{match!r} is not a cost; {names_or_nearest(str(match), MATCHES, 'costs')}")
+    (match, within), outside = at.match(top.get("match")), at.outside(top.get("metric"))
     try:
         return LabDesign(
             base=base,
@@ -159,6 +146,7 @@ def _design(data: Any, where: str) -> LabDesign:
             budget={name: round(value) for name, value in ends.items()},
             train=at.keys(top.get("train", {}), "train"),
             match=match,
+            within=within,
             tune=at.tuning(top["tune"]) if top.get("tune") is not None else None,
             at_least=least,
             at_most=most,
@@ -255,6 +243,15 @@ class _DesignReader:
         limit = None if data.get("limit") is None else self.whole(data["limit"], "metric.limit", 2, 1 << 24)
         tasks = None if data.get("tasks") is None else str(data["tasks"])
         return OutsideMetric(str(data["lm_eval"]), str(data.get("name", "acc")), tasks, better, limit)
+
+    def match(self, value: Any) -> tuple[str | None, float]:
+        """The cost that is made equal, and within which tolerance the time per token is."""
+        if isinstance(value, Mapping):
+            data = self.mapping(value, "match", (SPEED,), required=(SPEED,))
+            return SPEED, self.number(data[SPEED], f"match.{SPEED}", 0.01, 0.5)
+        if value is not None and value not in (*MATCHES, SPEED):
+            self.refuse("match", f"{value!r} is not a cost; {names_or_nearest(str(value), (*MATCHES, SPEED), 'costs')}")
+        return value, LabDesign.within
 
     def keys(self, value: Any, path: str) -> dict[str, Any]:
         """Keys of a run file, but those that the lab sets."""

@@ -22,18 +22,13 @@ from typing import Any
 
 from dovetail.base.errors import FileError
 from dovetail.disk.atomic import try_locked
-from dovetail.experiments.arms import Arm, build_arms
+from dovetail.experiments.arms import Arm, build_arms, training_length
 from dovetail.experiments.cluster import ClusterPool
-from dovetail.experiments.design import LabDesign
-from dovetail.experiments.lab_runs import (
-    RUNS,
-    RunRequest,
-    digests,
-    find_run,
-    request,
-)
+from dovetail.experiments.design import SPEED, LabDesign
+from dovetail.experiments.lab_runs import RUNS, RunRequest, digests, find_run, request
 from dovetail.experiments.pool import RunPool, WorkerPool
 from dovetail.experiments.results import TUNING_SEED, TrainedRun, read_result
+from dovetail.experiments.step_time import STORED, MeasureSpeed, OpenSteps, SpeedMatcher
 from dovetail.experiments.verdict import ArmVerdict, judge
 from dovetail.training.checkpoint import CHECKPOINTS
 
@@ -46,13 +41,11 @@ Progress = Callable[[int, int, str], None]  # runs that are complete, about how 
 class LabState:
     """The runs of a lab so far, and what follows from them."""
 
-    def __init__(self, design: LabDesign, out: Path) -> None:
-        self.design, self.out, self.runs = design, out, out / RUNS
-        self.arms: dict[str, Arm] = build_arms(design)
-        self.data = digests(design)
-        if out.exists() and not out.is_dir():
-            raise FileError(f"{out}: is not a directory; choose another path")
-        self.runs.mkdir(parents=True, exist_ok=True)
+    def __init__(self, design: LabDesign, out: Path, measure: MeasureSpeed | None = None) -> None:
+        self.design, self.out = design, out
+        self.data, self.runs = digests(design), open_runs(out)
+        speed = SpeedMatcher(measure, out / STORED, design.within, training_length(design)) if design.match == SPEED else None
+        self.arms: dict[str, Arm] = build_arms(design, speed)
         self.results: dict[str, TrainedRun] = {}  # by key
         self.missing: set[str] = set()  # keys that were looked for on disk
 
@@ -200,6 +193,14 @@ class LabState:
         return trials + sum(max(0, until - len(self.metrics(name))) for name, until in needed.items())
 
 
+def open_runs(out: Path) -> Path:
+    """Return the directory of the runs of a lab, which is made where there is none."""
+    if out.exists() and not out.is_dir():
+        raise FileError(f"{out}: is not a directory; choose another path")
+    (out / RUNS).mkdir(parents=True, exist_ok=True)
+    return out / RUNS
+
+
 def run_lab(
     design: LabDesign,
     out: Path,
@@ -209,17 +210,23 @@ def run_lab(
     cluster: str | None = None,
     decided: Decided = lambda data, text: None,
     progress: Progress = lambda done, total, text: None,
+    steps: OpenSteps | None = None,
 ) -> LabState:
     """Train what is missing in a directory until every verdict is in; return its runs.
 
     `train(arguments, out=…, quiet=True)` trains a run, in `workers` other processes with `threads` each; by default on all
-    cores. With `cluster`, the address of a Ray cluster, they are tasks on its nodes.
+    cores. With `cluster`, the address of a Ray cluster, they are tasks on its nodes. `steps` opens a run of which single steps
+    are timed: where arms are to be as fast as the base, this process measures them before the first run, with `threads`.
     """
-    state = LabState(design, out)
+    if design.match == SPEED and cluster is not None:
+        raise FileError(f"match: {SPEED} is measured on this machine; leave the cluster out, or match flops")
+    measure = None if steps is None else MeasureSpeed(steps, threads, lambda text: progress(0, 1, text))
+    open_runs(out)
     (out / LOCK).touch()
     with try_locked(out / LOCK) as free:
         if not free:
             raise FileError(f"{out}: another process runs a lab in this directory")
+        state = LabState(design, out, measure)
         with _pool(train, workers, threads, out, cluster) as pool:
             _Conductor(state, pool, decided, progress).run()
     return state

@@ -15,7 +15,7 @@ from dovetail.base.errors import FileError
 from dovetail.data.manifest import MANIFEST_FILE
 from dovetail.data.tasks.task import read_synthetic_task
 from dovetail.disk.shape import data_sha256, file_sha256
-from dovetail.experiments.arms import Arm
+from dovetail.experiments.arms import Arm, run_settings
 from dovetail.experiments.design import LabDesign
 from dovetail.experiments.long_context import PROBE
 from dovetail.experiments.outside_metric import ARGUMENT
@@ -62,7 +62,7 @@ def digests(design: LabDesign) -> dict[str, str]:
 
 def request(design: LabDesign, arm: Arm, seed: int, rate: float | None, tuning: bool, data: Mapping[str, str]) -> RunRequest:
     """Return the run of an arm at a seed; `data` are the digests."""
-    arguments = {"spec": arm.spec.to_data(), **design.data, **arm.train, **arm.budget, "seed": seed, "sample": 0, "keep": 1}
+    arguments = {"spec": arm.spec.to_data(), **design.data, **run_settings(arm.train, arm.budget), "seed": seed}
     if design.probe is not None:
         arguments[PROBE] = dict(design.probe)
     if rate is not None:

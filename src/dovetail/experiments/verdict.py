@@ -91,9 +91,10 @@ def judge(
     """
     broken = next((i for i, value in enumerate(differences(arm, base)) if not math.isfinite(value)), len(arm))
     last = min(len(arm), broken + 1)  # no seed after one without a loss changes the verdict
-    looks = [*range(at_least, last), last]
-    verdicts = (_judge_once(arm[:n], base[:n], smallest, alpha / comparisons, higher_is_better) for n in looks)
-    verdict = next(verdict for n, verdict in zip(looks, verdicts, strict=True) if verdict.resolved or n == last)
+    level = alpha / comparisons
+    looks = ((n, interval(differences(arm[:n], base[:n]), level)) for n in range(at_least, last))
+    n = next((n for n, at in looks if _kind(at, smallest, higher_is_better) != "unresolved"), last)
+    verdict = _judge_once(arm[:n], base[:n], smallest, level, higher_is_better)
     return dc.replace(verdict, kind="unresolved") if last < at_least and verdict.kind != "diverged" else verdict
 
 
@@ -105,13 +106,17 @@ def _judge_once(arm: Sequence[float], base: Sequence[float], smallest: float, al
             "diverged", PairedInterval(len(sample), math.nan, math.nan, math.inf, alpha), smallest, None, diverged=broken
         )
     at = interval(sample, alpha)
-    kind: VerdictKind = "unresolved"
-    if at.is_within(smallest):
-        kind = "equal"
-    elif at.excludes_zero:
-        kind = "better" if (at.mean > 0) == higher else "worse"
+    kind = _kind(at, smallest, higher)
     more = seeds_needed(at, smallest) if kind == "unresolved" else None
     return ArmVerdict(kind, at, smallest, more, *pairing(arm, base))
+
+
+def _kind(at: PairedInterval, smallest: float, higher: bool) -> VerdictKind:
+    if at.is_within(smallest):
+        return "equal"
+    if at.excludes_zero:
+        return "better" if (at.mean > 0) == higher else "worse"
+    return "unresolved"
 
 
 def seeds_needed(at: PairedInterval, smallest: float) -> int | None:

@@ -73,6 +73,7 @@ def changes_of(report: LabReport, name: str) -> list[str]:
     """What an arm changes, a line per field."""
     arm = report.arms[name]
     solved = [f"{arm.solved} (solved for equal {report.match})"] if arm.solved else []
+    solved += [] if arm.time_ratio is None else [f"a step takes {arm.time_ratio}"]
     return [f"{path} {old} → {new}" for path, old, new in arm.changes] + solved
 
 

@@ -115,13 +115,17 @@ def fit(spec: Model, pattern: str, old: int, budget: Callable[[Model], float], t
 
 
 def match_budget(a: Model, b: Model, by: str, length: int, vary: str | None = None) -> list[Found]:
-    """The fields of B with the values that bring its cost nearest to that of A: those within the tolerance first, the smallest
-    change first, then the others, the nearest first. `vary` is the pattern of the one field to change."""
+    """The fields of B with the values that bring its cost nearest to that of A (`match_cost`)."""
 
     def budget(spec: Model) -> float:
         return BUDGETS[by](spec, length)
 
-    target = budget(a)
+    return match_cost(b, budget, budget(a), vary)
+
+
+def match_cost(b: Model, budget: Callable[[Model], float], target: float, vary: str | None = None) -> list[Found]:
+    """The fields of B with the values that bring its cost nearest to a target: those within the tolerance first, the smallest
+    change first, then the others, the nearest first. `vary` is the pattern of the one field to change."""
     fields = candidates(b)
     if vary is not None:
         if vary not in fields:
