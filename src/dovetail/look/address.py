@@ -19,7 +19,7 @@ An axis without a value (`[head]`) is swept by `sweep`, `ablate`, `attribute` an
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -116,20 +116,30 @@ def addresses(spec: Part) -> list[str]:
 
 def resolve(spec: Part, texts: Iterable[str]) -> list[Target]:
     """The taps that the addresses match, with their slices; SpecError for one that matches none, or has no such axis."""
-    declared, targets = taps(spec), list[Target]()
+    return [target for targets in resolve_each(spec, texts) for target in targets]
+
+
+def resolve_each(spec: Part, texts: Iterable[str]) -> Iterator[list[Target]]:
+    """The taps that each address matches."""
+    declared = taps(spec)
     for text in texts:
         pattern, picks = parse(text)
-        pattern = SHORT.sub(".in", translated(pattern, spec))
-        check_patterns([pattern], declared, "no tap of this model matches")
-        for address, axes in declared.items():
-            if fnmatchcase(address, pattern):
-                sliced = _checked(text, address, axes.split(), picks)
-                named = "expert" in sliced and "expert" not in axes.split()
-                targets.append(Target(address, tuple(axes.split()), sliced, _experts(text, address, spec) if named else 0))
-    return targets
+        targets = list[Target]()
+        for address in [pattern] if pattern in declared else _matching(pattern, spec, declared):
+            axes = tuple(declared[address].split())
+            sliced = _checked(text, address, axes, picks)
+            named = "expert" in sliced and "expert" not in axes
+            targets.append(Target(address, axes, sliced, _experts(text, address, spec) if named else 0))
+        yield targets
 
 
-def _checked(text: str, address: str, axes: list[str], picks: Mapping[str, Pick]) -> dict[str, Pick]:
+def _matching(pattern: str, spec: Part, declared: Mapping[str, str]) -> list[str]:
+    pattern = SHORT.sub(".in", translated(pattern, spec))
+    check_patterns([pattern], declared, "no tap of this model matches")
+    return [address for address in declared if fnmatchcase(address, pattern)]
+
+
+def _checked(text: str, address: str, axes: Sequence[str], picks: Mapping[str, Pick]) -> dict[str, Pick]:
     """The picks with `pos` as the axis of tokens that the tap has."""
     tokens = next((axis for axis in TOKENS if axis in axes), None)
     legal = [*axes, *EVERYWHERE, *(["expert"] if "choice" in axes and "expert" not in axes else [])]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dovetail.base.errors import InputError
-from dovetail.look.address import TOKENS, Target, resolve
+from dovetail.look.address import TOKENS, Target, resolve, resolve_each
 from dovetail.look.intervention import Replacement, applied
 from dovetail.look.record import Trace, joined
 from dovetail.look.site import NOTHING, Site
@@ -46,8 +46,8 @@ class Tracer(Listener):
             self._expect(target)
         if not isinstance(patch, Mapping | None):
             raise InputError(f"patch: {type(patch).__name__} is not a mapping of addresses to replacements")
-        for text, replacement in (patch or {}).items():
-            self.patch(resolve(spec, [text]), replacement)
+        for replacement, targets in zip((patch or {}).values(), resolve_each(spec, patch or ()), strict=True):
+            self.patch(targets, replacement)
         self.chosen: dict[str, Tensor] = {}
         self.ends: dict[bool, Tensor] = {}  # of the encoder, of the decoder: the tokens of each row
         self.pieces: dict[str, tuple[Target, list[Tensor]]] = {}
