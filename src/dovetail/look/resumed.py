@@ -90,7 +90,7 @@ class Resumed:
         self.targets, self.n, self.depth = targets, inputs.shape[1], len(model.layers)
         self.ahead = model.part.ahead() or 0  # tokens that see each other
         self.every_token = every_token_because(model, [value, *self.patch.values()])
-        self.agrees = 0 if self.every_token else agrees
+        self.agrees = 0 if self.every_token or agrees < self.ahead else agrees  # a token that differs is seen by those before
         self.computed = self.rows * self.n * self.depth
         self.streams: dict[int, Tensor] = {}  # the residual stream before a layer
         self.base: Pool | None = None  # of the base run
