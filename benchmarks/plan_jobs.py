@@ -14,6 +14,7 @@ import torch.distributed as dist
 from dovetail.files.spec import from_yaml
 from dovetail.parallel.layout import Layout
 from dovetail.planning.trace import Setting, fake_batch, watch_step
+from dovetail.planning.watch import Watch
 from dovetail.training.objective import next_token
 from dovetail.training.ranks import JobRanks
 from dovetail.training.step import DTYPES, Trainer
@@ -34,7 +35,7 @@ def counted(text: str, layout: Layout, setting: Setting) -> dict[str, Any]:
     for _ in range(2):  # the first step derives shapes
         ranks = JobRanks(dist.get_rank(), layout)
         model = ranks.build(from_yaml(text), 0, DTYPES[setting.precision])
-        found = watch_step(model, ranks, setting)
+        found = watch_step(model, ranks, setting, Watch())
     sent = {(kind, *group): traffic.bytes for (kind, group), traffic in found.cost.traffic.items()}
     return {"parameters": found.parameters, "sent": sent}
 

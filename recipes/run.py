@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import shutil
 import statistics
 import subprocess
@@ -48,8 +49,10 @@ def ran(name: str, flags: list[str], place: Path) -> dict[str, dict]:
 
 
 def margin(value: Value) -> float:
-    """How far a value is within its goal; negative outside."""
+    """How far a value is within its goal; negative outside, and for a value that is not finite."""
     x, low, high = value
+    if not math.isfinite(x):
+        return -math.inf
     return min(x - low if low is not None else float("inf"), high - x if high is not None else float("inf"))
 
 

@@ -21,7 +21,7 @@ MIXERS = {
     "rwkv": "{kind: rwkv6, heads: 4, mix_rank: 8, decay_rank: 12}",
     "blocks": "{kind: nsa, heads: 6, kv_heads: 2, head: 12, block: 4, top: 1, window: 5}",
     "window": "{heads: 6, kv_heads: 2, head: 12, mask: [causal, {kind: window, size: 3}]}",
-    "prefix": "{heads: 6, kv_heads: 2, head: 12, mask: [causal, {kind: prefix, length: 3}]}",
+    "prefix": "{heads: 6, kv_heads: 2, head: 12, mask: {any: [causal, {kind: prefix, length: 3}]}}",
 }
 FULL = {
     "bidirectional": ("{heads: 6, head: 12, mask: full}", "early tokens"),
@@ -77,7 +77,7 @@ def test_tokens_before_an_intervention_are_those_of_the_base_run(spec: Model, ov
     work = sweep(model, IDS, OTHER, over, margins, batch=3).work
     assert work is not None
     assert not work.every_token
-    assert work.computed < 0.7 * work.full
+    assert work.computed < 0.8 * work.full
 
 
 @pytest.mark.parametrize(("mixer", "why"), FULL.values(), ids=FULL)

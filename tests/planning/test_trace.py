@@ -3,19 +3,20 @@ bytes, and the same tensors alive."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses as dc
 
 import pytest
 from trace_jobs import step
 
 from dovetail.base.errors import UsageError
-from dovetail.files.spec import from_yaml
+from dovetail.files.spec import from_yaml, load_spec
 from dovetail.parallel.layout import Layout
 from dovetail.parallel.pair import Pair
 from dovetail.planning.cost import Collective, RankGroup
 from dovetail.planning.stages import period_of, trace
 from dovetail.planning.trace import Setting, fake_ranks, trace_step, traced_rank
-from dovetail.planning.watch import gloo_staging
+from dovetail.planning.watch import Watch, gloo_staging
 from dovetail.spec.fold import parameters
 
 LLAMA = """
@@ -68,6 +69,37 @@ def test_layers_and_micro_batches_repeat_exactly(recompute: str) -> None:
     layout = Layout(shards=4, tensor=2)
     whole, few = trace_step(deep, layout, setting), trace(deep, layout, setting)
     assert (few.parameters, few.cost, few.memory) == (whole.parameters, whole.cost, whole.memory)
+
+
+TILED = {
+    "window": "mask: [causal, {kind: window, size: 70}]",
+    "softcap": "softcap: 5.0",
+    "strided": "mask: [causal, {kind: strided, step: 8}]",
+}
+
+
+@pytest.mark.parametrize("mixer", TILED.values(), ids=TILED)
+def test_tiles_of_a_kind_cost_as_much_as_one_of_them(mixer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs and memory equal those of a trace of every tile."""
+    spec = from_yaml(f"{{width: 28, vocab: 62, layers: [{{mixer: {{heads: 6, kv_heads: 2, head: 12, {mixer}}}}}]}}")
+    setting = dc.replace(SETTING, length=1300)
+    few = trace_step(spec, Layout(), setting)
+    monkeypatch.setattr(Watch, "one_of_each", lambda _: contextlib.nullcontext())
+    whole = trace_step(spec, Layout(), setting)
+    assert (few.cost, few.memory, few.peaks) == (whole.cost, whole.memory, whole.peaks)
+
+
+def test_a_window_is_traced_as_quickly_at_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`dovetail plan mistral-tiny` ran every tile of 8,192 tokens, for minutes."""
+    runs = list[int]()
+    count = Watch._count
+    monkeypatch.setattr(Watch, "_count", lambda *args: (runs.append(1), count(*args))[1])
+    numbers: list[int] = []
+    for length in (1024, 4096):
+        runs.clear()
+        trace_step(load_spec("mistral-tiny"), Layout(), dc.replace(SETTING, length=length))
+        numbers.append(len(runs))
+    assert numbers[1] < 1.2 * numbers[0] < 5000
 
 
 @pytest.mark.slow

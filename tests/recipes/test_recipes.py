@@ -57,3 +57,13 @@ def test_a_recipe_is_one_file_on_the_public_door(name: str) -> None:
     assert not [line for line in lines if line.startswith(("from dovetail", "import dovetail."))]
     assert len(lines) < 250
     assert recipe(name).faults, "give the mistake that moves a figure past its goal"
+
+
+def test_a_figure_that_is_not_finite_is_outside_of_its_goal() -> None:
+    """A fault that made a loss NaN counted as far inside: `min(inf, nan)` is inf."""
+    margin = runpy.run_path(str(RECIPES["gan"].with_name("run.py")))["margin"]
+    for value in (float("nan"), float("inf"), float("-inf")):
+        for low, high in ((None, 0.05), (0.9, None), (0.0, 1.0)):
+            assert margin((value, low, high)) < 0
+    assert margin((0.02, None, 0.05)) == pytest.approx(0.03)
+    assert margin((0.1, 0.9, None)) < 0

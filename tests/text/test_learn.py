@@ -1,6 +1,8 @@
 """Five kinds of tokenizers: trained, saved and loaded."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -47,6 +49,16 @@ def test_wordpiece_keeps_words_and_loses_gaps():
     made = MADE["wordpiece"]
     assert made.decode(made.encode("the  other\ncat,sat")) == "the other cat , sat"
     assert any(made.label(i).startswith("##") for i in range(made.size))
+
+
+def test_a_text_gives_one_tokenizer_in_every_process():
+    """The trainer of WordPiece numbers continuations in the order of a hash table, and equal counts are merged by number."""
+    code = f"from dovetail.text.learn import *; print([learn({TEXT!r}, 60, kind).to_json() for kind in ('wordpiece', 'words')])"
+    runs = {subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout for _ in range(3)}
+    assert len(runs) == 1
+    made = learn(TEXT, 60, "wordpiece")
+    assert made.size == 60
+    assert [token["content"] for token in json.loads(made.to_json())["added_tokens"]] == [END, MASK, UNKNOWN]
 
 
 def test_unknown_words_become_the_unknown_token():

@@ -21,7 +21,7 @@ from dovetail.nn.random import draw
 from dovetail.nn.ranks import Ranks
 from dovetail.ops import vocab
 from dovetail.ops.attend_tiled import Work
-from dovetail.ops.tiles import KeyPiece, Tile
+from dovetail.ops.tiles import KeyPiece
 from dovetail.parallel import collective, construction, context, ring, shard, stage
 from dovetail.parallel.context import TokenRanks
 from dovetail.parallel.ring import RingView
@@ -130,8 +130,8 @@ def gradients_of_the_last_rank(arrived: Sequence[Tensor], own: Sequence[Tensor])
     return list(own)
 
 
-def dropped_by_own_positions(self: Work, p: Tensor, tile: Tile, piece: KeyPiece) -> Tensor:
-    return _factor(dc.replace(self, edit_layouts=self.edit_layouts[:1] * 2), p, tile, piece)
+def dropped_by_own_positions(self: Work, p: Tensor, piece: KeyPiece) -> Tensor:
+    return _factor(dc.replace(self, edit_layouts=self.edit_layouts[:1] * 2), p, piece)
 
 
 def loss_without_gradient(x: Tensor, loss: Tensor) -> Tensor:

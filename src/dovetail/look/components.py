@@ -28,7 +28,7 @@ from dovetail.base.errors import InputError, SpecError
 from dovetail.look.address import Target, resolve
 from dovetail.look.intervention import Replacement
 from dovetail.look.record import Trace
-from dovetail.look.sweeps import RowMetric, each_index, experts_of, site_of
+from dovetail.look.sweeps import RowMetric, each_index
 from dovetail.look.tracer import Tracer, listened, trace
 from dovetail.model.model import Model, ModelModule
 from dovetail.nn.ctx import Ctx
@@ -76,8 +76,8 @@ def attribute(
     scales = [a for a in declared if a.endswith(".scale") or a.startswith(wires)]  # a wire's are weights of residual streams
     scales = [a for a in scales if not a.startswith(("encoder.", "mtp."))]
     given = _given(spec, inner)
-    chosen = {t.address: f"{t.experts}.router.chosen" for t in targets if "expert" in t.picks and "expert" not in t.axes}
-    run = trace(model, tokens, *{*leaves, *inner, *scales, *given, *cuts, *chosen.values(), "head.logits"}, ctx=ctx)
+    chosen = {target.choices for target in targets} - {""}
+    run = trace(model, tokens, *{*leaves, *inner, *scales, *given, *cuts, *chosen, "head.logits"}, ctx=ctx)
     frozen: dict[str, Replacement] = {a: run[a] for a in scales}
     total = of_logits(run["head.logits"])
     weights, bias = _weights(model, tokens, ctx, {a: run[a] for a in leaves}, frozen, of_logits, total)
@@ -93,8 +93,7 @@ def attribute(
             _check_sum([left, *(_rows(found[a]) for a in own)], parts[branch], f"{branch}: is not linear in {', '.join(own)}")
     for target in targets:
         x, owner = products[target.address], inner.get(target.address, target.address)
-        for one in each_index(target, x, experts_of(model, target)):
-            site = dc.replace(site_of(one, ctx.layout), chosen=run[chosen[one.address]] if one.address in chosen else None)
+        for one, site in each_index(target, run, ctx.layout):
             mask = site.mask(x)
             if one.key not in parts:
                 parts[one.key] = _rows(x if mask is None else torch.where(mask, x, 0))

@@ -84,6 +84,8 @@ def probe(
     control = y[torch.randint(len(y), (len(kinds),), generator=draw)][of_kind]
     majority = float((y[held] == y[~held].mode().values).float().mean())
     targets = {target.key: target for target in resolve(model.part, [over] if isinstance(over, str) else over)}
+    if of_rows := [key for key, target in targets.items() if "row" in target.picks]:
+        raise InputError(f"{of_rows[0]}: a probe has rows of its own to fit and to test; give only these rows")
     inputs: dict[str, list[Tensor]] = {key: [] for key in targets}
     for start in range(0, len(ids), batch):
         run = trace(model, ids[start : start + batch], *targets, patch=patch)

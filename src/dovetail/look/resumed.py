@@ -17,8 +17,8 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from dovetail.look.address import Target, parse, suffix
-from dovetail.look.intervention import Intervention, PerToken, Replacement, applied, per_token
+from dovetail.look.address import Pick, Target, parse, suffix
+from dovetail.look.intervention import PerToken, Replacement, applied, per_token
 from dovetail.look.site import Site, among, tokens_meant
 from dovetail.look.tracer import Tracer
 from dovetail.model.model import ModelModule
@@ -90,7 +90,7 @@ class Resumed:
         self.targets, self.n, self.depth = targets, inputs.shape[1], len(model.layers)
         self.ahead = model.part.ahead() or 0  # tokens that see each other
         self.every_token = every_token_because(model, [value, *self.patch.values()])
-        self.agrees = 0 if self.every_token else agrees
+        self.agrees = 0 if self.every_token or agrees < self.ahead else agrees  # a token that differs is seen by those before
         self.computed = self.rows * self.n * self.depth
         self.streams: dict[int, Tensor] = {}  # the residual stream before a layer
         self.base: Pool | None = None  # of the base run
@@ -206,27 +206,29 @@ class Resumed:
         for text, replacement in self.patch.items():
             pattern, picks = parse(text)
             if (pick := picks.get("row")) is not None:
-                rows = among(text, "row", torch.arange(count), pick, count).nonzero()[:, 0].tolist()
+                rows = _rows(text, pick, count)
                 picks["row"] = tuple(i * count + row for i in range(len(targets)) for row in rows)
             patch[pattern + suffix(picks)] = InEachRun(replacement, count)
-        tracer, value = Tracer(self.model.part, None, patch), InRows(self.value)
-        slices = [{**target.picks, "row": slice(i * count, (i + 1) * count)} for i, target in enumerate(targets)]
-        tracer.patch(self.model.part, [t._replace(picks=picks) for t, picks in zip(targets, slices, strict=True)], value)
+        tracer, value = Tracer(self.model.part, None, patch), InRows(self.value, count)
+        for i, target in enumerate(targets):
+            row: Pick = slice(i * count, (i + 1) * count)
+            if (pick := target.picks.get("row")) is not None:
+                row = tuple(i * count + of_run for of_run in _rows(target.key, pick, count))
+            tracer.patch([target._replace(picks={**target.picks, "row": row})], value)
         return tracer
 
 
 class InRows:
     """An intervention on some rows of a larger batch, as if they were all."""
 
-    def __init__(self, value: Replacement) -> None:
-        self.value = value
+    def __init__(self, value: Replacement, count: int) -> None:
+        self.value, self.count = value, count
 
     def at(self, x: Tensor, site: Site) -> Tensor:
         """The value of these rows."""
-        if isinstance(self.value, Intervention):
-            return self.value.at(x, dc.replace(site, rows=None))
-        new = torch.as_tensor(self.value(x) if callable(self.value) else self.value, dtype=x.dtype, device=x.device)
-        return new.expand(x.shape)
+        rows = None if site.rows is None or len(x) == self.count else site.rows % self.count
+        of_run = dc.replace(site, rows=rows)
+        return applied(self.value, x, of_run, of_run.mask(x))
 
 
 class InEachRun:
@@ -248,6 +250,10 @@ class InEachRun:
             of_run.rows = None if len(index) == self.count else rows[index] % self.count
             new[index] = applied(self.value, x[index], of_run, of_run.mask(x[index]))
         return new
+
+
+def _rows(key: str, pick: Pick, count: int) -> list[int]:
+    return among(key, "row", torch.arange(count), pick, count).nonzero()[:, 0].tolist()
 
 
 def _repeated(x: Tensor, count: int) -> Tensor:

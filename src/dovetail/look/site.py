@@ -13,6 +13,8 @@ from dovetail.base.errors import InputError, SpecError
 from dovetail.look.address import TOKENS, Pick, Target
 from dovetail.nn.layout import TokenLayout
 
+NOTHING = "the run has no such token or step, so nothing was read or replaced; name one that it has"
+
 
 @dc.dataclass(slots=True)
 class Site:
@@ -32,8 +34,7 @@ class Site:
         pick = picks.pop("row", None)
         if pick is None:
             return self
-        count = x.shape[0]
-        rows = among(self.target.key, "row", torch.arange(count, device=x.device), pick, count).nonzero()[:, 0]
+        rows, count = self._rows(x, pick).nonzero()[:, 0], x.shape[0]
         target, layout, ends, chosen = self.target._replace(picks=picks), self.layout, self.ends, self.chosen
         if layout.order.dim() == 2 and len(layout.order) == count:
             there = rows.to(layout.order.device)
@@ -43,6 +44,12 @@ class Site:
         if chosen is not None:
             chosen = chosen.reshape(count, -1, chosen.shape[-1])[rows]
         return Site(target, layout, self.step, ends, chosen, rows)
+
+    def _rows(self, x: Tensor, pick: Pick) -> Tensor:
+        """(rows,) which rows of x a pick means."""
+        if self.layout.order.dim() != 2:
+            raise InputError(f"{self.target.key}: a slice of rows needs a batch (rows, n), not a flat one; name tokens by pos")
+        return among(self.target.key, "row", torch.arange(len(x), device=x.device), pick, len(x))
 
     def dim(self, x: Tensor, axis: str) -> int:
         """The dimension of x that an axis is."""
@@ -78,8 +85,7 @@ class Site:
             if axis == "step" or pick is None:
                 continue
             if axis == "row":
-                index = torch.arange(x.shape[0], device=x.device)
-                yield 0, among(self.target.key, axis, index, pick, x.shape[0])[None], False
+                yield 0, self._rows(x, pick)[None], False
             elif axis in TOKENS:
                 positions = self.positions(x, axis)
                 ends = self.ends.to(positions.device)[:, None]
@@ -119,15 +125,35 @@ class Site:
         """Which choices name the expert."""
         assert self.chosen is not None, "the tracer listens to the choices"
         chosen = self.chosen.reshape(*x.shape[: self.dim(x, "choice")], -1)
-        numbers = pick if isinstance(pick, tuple) else (pick,)
-        meant = torch.zeros_like(chosen, dtype=torch.bool)
-        for number in numbers:
-            meant |= chosen == number
+        meant = among(self.target.key, "expert", chosen, pick, self.target.experts)
         return meant.reshape(*meant.shape, *[1] * (x.dim() - meant.dim()))
+
+    def several(self) -> list[tuple[str, int]]:
+        """Each number of those that a pick lists along an axis of tokens or steps: a run may have some of them only."""
+        listed = ((axis, pick) for axis, pick in self.target.picks.items() if axis in (*TOKENS, "step"))
+        return [(axis, number) for axis, pick in listed if isinstance(pick, tuple) for number in pick]
+
+    def has(self, x: Tensor, axis: str, number: int) -> bool:
+        """Whether this call has a token, or is the step, of that number."""
+        if axis == "step":
+            return self.step == number
+        positions = self.positions(x, axis)
+        return bool(_meant(positions, number, self.ends.to(positions.device)[:, None]).any())
+
+    def missing(self, x: Tensor) -> str:
+        """The slice that a run of one call has no value for; empty where it has all. Of experts some are chosen by no token."""
+        where = {axis: pick for axis, pick in self.target.picks.items() if axis != "expert" or axis in self.target.axes}
+        mask = dc.replace(self, target=self.target._replace(picks=where)).mask(x)
+        if not self.at_step() or not (mask is None or bool(mask.any())):
+            return self.target.key
+        return next((f"{self.target.key}: {axis}={n}" for axis, n in self.several() if not self.has(x, axis, n)), "")
 
     def take(self, x: Tensor) -> Tensor | None:
         """The slice of x; None if this call computes none of it. A single index drops its axis, but for tokens and rows, which
         the trace joins over calls."""
+        if "row" in self.target.picks:  # first: each row has its own tokens
+            of_rows = self.within(x)
+            return of_rows.take(x[of_rows.rows])
         expert = self.target.picks.get("expert")
         if expert is not None and "expert" not in self.target.axes:
             x = torch.where(self._of_expert(x, expert), x, 0)
@@ -174,6 +200,8 @@ def among(key: str, axis: str, index: Tensor, pick: Pick, size: int) -> Tensor:
     for number in numbers:
         if number is not None and not -size <= number < size:
             raise SpecError(key, f"there is no {axis} {number}", f"{axis}s are 0 to {size - 1}")
+    if isinstance(pick, slice) and not range(size)[pick]:
+        raise SpecError(key, f"there is no {axis} in this range", f"{axis}s are 0 to {size - 1}")
     return _meant(index, pick, torch.tensor(size, device=index.device))
 
 

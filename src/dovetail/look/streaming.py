@@ -24,6 +24,7 @@ from dovetail.base.errors import FileError, InputError
 from dovetail.disk.atomic import write_atomically
 from dovetail.disk.tensors import TensorFile
 from dovetail.disk.untrusted import Directory
+from dovetail.look.address import resolve
 from dovetail.look.record import Trace
 from dovetail.look.tracer import Tracer
 from dovetail.model.model import ModelModule
@@ -55,6 +56,8 @@ def stream(
     that of the files; None: of the activations. `progress` is called with the tokens so far."""
     if not addresses:
         raise InputError("addresses: name at least one, such as 'layers.*.in'")
+    if of_rows := [target.key for target in resolve(model.part, addresses) if "row" in target.picks]:
+        raise InputError(f"{of_rows[0]}: row would count within each file; give only the rows that are meant")
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     plan = {"addresses": list(addresses), "batch": batch, "dtype": str(dtype), "spec": model.part.key, "weights": digest(model)}

@@ -29,7 +29,7 @@ from dovetail.look.address import Pick, Target, resolve
 from dovetail.look.intervention import Replacement, from_run
 from dovetail.look.record import Trace
 from dovetail.look.resumed import Resumed, SweepCost
-from dovetail.look.site import Site
+from dovetail.look.site import NOTHING, Site
 from dovetail.look.tracer import Tracer, listened, trace
 from dovetail.model.model import ModelModule
 from dovetail.nn.inputs import default_ctx
@@ -161,7 +161,8 @@ def attribution_patching(
     targets = resolve(model.part, [over] if isinstance(over, str) else over)
     names = list(dict.fromkeys(target.address for target in targets))
     source = trace(model, clean, *names, "head.logits")
-    there = trace(model, corrupt, *names, "head.logits", grad=True)
+    chosen = {target.choices for target in targets} - {""}
+    there = trace(model, corrupt, *names, *chosen, "head.logits", grad=True)
     values = metric(there["head.logits"])
     grads = torch.autograd.grad(values.mean(), [there[name] for name in names], allow_unused=True)
     base, layout = float(values.detach().mean()), default_ctx(corrupt, ranks=model.ranks).layout
@@ -170,8 +171,8 @@ def attribution_patching(
         x = there[name].detach()
         weighted = torch.zeros_like(x) if grad is None else (source[name] - x) * grad
         for target in targets:
-            for one in each_index(target, x) if target.address == name else ():
-                mask = site_of(one, layout).mask(x)
+            for one, site in each_index(target, there, layout) if target.address == name else ():
+                mask = site.mask(x)
                 results[one.key] = base + float((weighted if mask is None else torch.where(mask, weighted, 0)).sum())
     return Sweep(results, float(metric(source["head.logits"]).mean()), base, estimated=True)
 
@@ -179,19 +180,22 @@ def attribution_patching(
 # -- one intervention per row -----------------------------------------------------------------------------------------
 
 
-def each_index(target: Target, x: Tensor, experts: int = 0) -> Iterator[Target]:
-    """The targets of a swept one: an index for each axis without a value."""
+def each_index(target: Target, run: Trace, layout: TokenLayout) -> Iterator[tuple[Target, Site]]:
+    """The targets of a swept one, an index for each axis without a value, and their places in a full forward pass; InputError
+    for one that the run, which has recorded the address as a whole, has no value for."""
+    x = run[target.address]
+    sizes = {axis: x.shape[i - len(target.axes)] for i, axis in enumerate(target.axes)}
+    sizes = {"row": len(x), "expert": target.experts, **sizes}
     free = [axis for axis, pick in target.picks.items() if pick is None]
-    back = {axis: i - len(target.axes) for i, axis in enumerate(target.axes)}
-    sizes = [x.shape[back[axis]] if axis in back else experts for axis in free]
-    for indices in product(*map(range, sizes)):
+    if unknown := [axis for axis in free if axis not in sizes]:
+        raise InputError(f"{target.key}: a full forward pass has one {unknown[0]} of it; leave {unknown[0]} out")
+    for indices in product(*(range(sizes[axis]) for axis in free)):
         picks: dict[str, Pick] = {**target.picks, **dict(zip(free, indices, strict=True))}
-        yield target._replace(picks=picks)
-
-
-def site_of(target: Target, layout: TokenLayout) -> Site:
-    """The place of a target in a whole pass."""
-    return Site(target, layout, 0, layout.order.amax(-1) + 1)
+        one = target._replace(picks=picks)
+        site = Site(one, layout, 0, layout.order.amax(-1) + 1, run.get(one.choices))
+        if missing := site.missing(x):
+            raise InputError(f"{missing}: {NOTHING}")
+        yield one, site
 
 
 def _interventions(
@@ -207,7 +211,8 @@ def _interventions(
     agrees: int = 0,
 ) -> tuple[dict[str, float], float, SweepCost]:
     """The metric after each intervention by its key, without any, and what was computed."""
-    every = [one for target in targets for one in each_index(target, run[target.address], experts_of(model, target))]
+    layout = default_ctx(inputs, ranks=model.ranks).layout
+    every = [one for target in targets for one, _ in each_index(target, run, layout)]
     resumed, results = Resumed(model, inputs, patch, every, value, agrees), dict[str, float]()
     base = float(metric(resumed.logits).mean())
     for some, logits in resumed.batches(batch):
@@ -218,13 +223,6 @@ def _interventions(
     return {one.key: results[one.key] for one in every}, base, resumed.work()
 
 
-def experts_of(model: ModelModule, target: Target) -> int:
-    """The number of experts, where an activation per choice is swept over them."""
-    if target.picks.get("expert", 0) is not None or "expert" in target.axes:
-        return 0
-    return int(model.get_submodule(target.experts).part.experts)  # type: ignore[union-attr]
-
-
 def _metric_of(
     model: ModelModule,
     inputs: Tensor,
@@ -232,5 +230,8 @@ def _metric_of(
     metric: RowMetric,
     held: Mapping[str, Replacement] | None = None,
 ) -> float:
+    tracer = Tracer(model.part, None, {**(held or {}), **patch})
     with torch.no_grad():
-        return float(metric(listened(model, inputs, Tracer(model.part, None, {**(held or {}), **patch}))).mean())
+        value = float(metric(listened(model, inputs, tracer)).mean())
+    tracer.end()  # raises for an address that the run has no value for
+    return value

@@ -11,21 +11,20 @@ from __future__ import annotations
 
 import dataclasses as dc
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from dovetail.base.errors import InputError
-from dovetail.look.address import TOKENS, Target, resolve
+from dovetail.look.address import TOKENS, Target, resolve, resolve_each
 from dovetail.look.intervention import Replacement, applied
 from dovetail.look.record import Trace, joined
-from dovetail.look.site import Site
+from dovetail.look.site import NOTHING, Site
 from dovetail.model.model import ModelModule
 from dovetail.nn.ctx import Ctx, Listener
 from dovetail.nn.inputs import default_ctx
 from dovetail.nn.layout import TokenLayout
-from dovetail.spec.fold import taps
 from dovetail.spec.part import Part
 
 
@@ -39,36 +38,39 @@ class Tracer(Listener):
         self.trace, self.grad = Trace() if trace is None else trace, grad
         self.records: dict[str, list[Target]] = defaultdict(list)
         self.patches: dict[str, list[tuple[Target, Replacement]]] = defaultdict(list)
+        self.unused: set[str] = set()
+        self.left: dict[str, set[tuple[str, int]]] = {}  # numbers that a slice lists, and the run has not come to
+        self.choices: dict[str, str] = {}  # the address of the chosen experts, by that of what is asked for by expert
         for target in resolve(spec, self.trace.patterns):
             self.records[target.address].append(target)
+            self._expect(target)
         if not isinstance(patch, Mapping | None):
             raise InputError(f"patch: {type(patch).__name__} is not a mapping of addresses to replacements")
-        for text, replacement in (patch or {}).items():
-            for target in resolve(spec, [text]):
-                self.patches[target.address].append((target, replacement))
-        self.unused = {target.key for each in self.patches.values() for target, _ in each}
-        self.unused |= {target.key for each in self.records.values() for target in each}
-        self.choices: dict[str, str] = {}  # the address of the chosen experts, by that of what is asked for by expert
-        self._choose(spec, [t for each in self.records.values() for t in each])
-        self._choose(spec, [t for each in self.patches.values() for t, _ in each])
+        for replacement, targets in zip((patch or {}).values(), resolve_each(spec, patch or ()), strict=True):
+            self.patch(targets, replacement)
         self.chosen: dict[str, Tensor] = {}
         self.ends: dict[bool, Tensor] = {}  # of the encoder, of the decoder: the tokens of each row
         self.pieces: dict[str, tuple[Target, list[Tensor]]] = {}
 
-    def patch(self, spec: Part, targets: Sequence[Target], replacement: Replacement) -> None:
+    def patch(self, targets: Sequence[Target], replacement: Replacement) -> None:
         """Replace the activations at these targets as well."""
         for target in targets:
             self.patches[target.address].append((target, replacement))
-            self.unused.add(target.key)
-        self._choose(spec, targets)
+            self._expect(target)
 
-    def _choose(self, spec: Part, targets: Iterable[Target]) -> None:
-        """Listen to the chosen experts where an activation per choice is asked for by expert."""
-        for target in targets:
-            if "expert" in target.picks and "expert" not in target.axes:
-                self.choices[target.address] = f"{target.experts}.router.chosen"
-                if self.choices[target.address] not in taps(spec):
-                    raise InputError(f"{target.key}: there is no router at {self.choices[target.address]}")
+    def _expect(self, target: Target) -> None:
+        """Require that the run has the slice; listen to the chosen experts where an activation per choice is asked for by
+        expert."""
+        self.unused.add(target.given().key)
+        if target.choices:
+            self.choices[target.address] = target.choices
+
+    def _reached(self, site: Site, x: Tensor, key: str) -> None:
+        """The run has the slice `key`, which is that of the site."""
+        self.unused.discard(key)
+        if several := site.several():
+            left = self.left.setdefault(key, set(several))
+            left -= {(axis, number) for axis, number in left if site.has(x, axis, number)}
 
     def wants(self, address: str) -> bool:
         return address in self.records or address in self.patches or address in self.choices.values()
@@ -114,7 +116,7 @@ class Tracer(Listener):
         for target in self.records.get(address, ()):
             site = self._site(target, layout)
             if site.at_step() and (part := site.take(x)) is not None:
-                self.unused.discard(target.key)
+                self._reached(site, x, target.key)
                 kept = part if self.grad else part.detach().clone()
                 self.pieces.setdefault(target.key, (target, []))[1].append(kept)
         return x
@@ -131,7 +133,7 @@ class Tracer(Listener):
             mask = site.mask(part)
             if mask is not None and not bool(mask.any()):
                 continue
-            self.unused.discard(target.key)
+            self._reached(site, part, target.key)
             new = applied(replacement, part, site, mask)
             if site.rows is None:
                 x, copied = new, False
@@ -147,7 +149,9 @@ class Tracer(Listener):
         self.pieces = {}
         if self.unused:
             several = f" and {len(self.unused) - 1} more" if len(self.unused) > 1 else ""
-            raise InputError(f"{min(self.unused)}{several}: the run has no such token or step, so nothing was read or replaced")
+            raise InputError(f"{min(self.unused)}{several}: {NOTHING}")
+        if left := [f"{key}: {axis}={number}" for key, each in self.left.items() for axis, number in sorted(each)]:
+            raise InputError(f"{left[0]}: {NOTHING}")
         return self.trace
 
 

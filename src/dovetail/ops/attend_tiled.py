@@ -17,7 +17,7 @@ Milakov & Gimelshein 2018; Rabe & Staats 2021; Dao 2023.
 from __future__ import annotations
 
 import dataclasses as dc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from math import log
 from typing import Any, NamedTuple
@@ -32,8 +32,8 @@ from dovetail.nn.module import at_least_fp32
 from dovetail.nn.view import Edit, Scoring
 from dovetail.ops.attend_sets import attend_sets
 from dovetail.ops.implementation import ProblemSize
-from dovetail.ops.mask import TileRun, allowed
-from dovetail.ops.tiles import KeyPiece, Tile, Tiling, add, put, take
+from dovetail.ops.mask import allowed
+from dovetail.ops.tiles import LOOPS, KeyPiece, Tile, Tiling, add, extent, put, take
 
 OFFERS = frozenset({"bias", "bias_grad", "softcap", "sink", "prefix", "dropout"})
 TILE = 64  # tokens per tile, of queries and of keys
@@ -120,37 +120,45 @@ class Work:
         """Whether no query sees any key."""
         return not any(tile.pieces for tile in self.tiling.tiles)
 
-    def factor(self, p: Tensor, tile: Tile, piece: KeyPiece) -> Tensor:
+    def loop(self) -> Iterator[tuple[Tile, Iterable[KeyPiece]]]:
+        """The tiles of queries, and the pieces of keys of each."""
+        return LOOPS[-1](self.tiling.tiles, self.alike) if LOOPS else ((tile, tile.pieces) for tile in self.tiling.tiles)
+
+    def alike(self, piece: KeyPiece) -> Hashable:
+        """Equal for pieces that need the same operations on tensors of the same shapes, and the same mask."""
+        return extent(piece.queries), extent(piece.keys), self.kind(piece) if piece.masked else None
+
+    def factor(self, p: Tensor, piece: KeyPiece) -> Tensor:
         """What the probs p (rows, kv_heads, shared, n, m) of one piece are multiplied by."""
         assert self.edit is not None
         q_layout, k_layout = self.edit_layouts
         ones = torch.ones_like(p).flatten(1, 2)
-        return self.edit(ones, q_layout.pick(tile.queries), k_layout.pick(piece.keys)).unflatten(1, p.shape[1:3])
+        return self.edit(ones, q_layout.pick(piece.queries), k_layout.pick(piece.keys)).unflatten(1, p.shape[1:3])
 
-    def bias(self, tile: Tile, piece: KeyPiece, tables: Sequence[Tensor]) -> Tensor | None:
+    def bias(self, piece: KeyPiece, tables: Sequence[Tensor]) -> Tensor | None:
         """(…, heads, n, m) added to the scores of one piece."""
         if self.scoring.bias is None:
             return None
-        return self.scoring.bias(self.q_layout.pick(tile.queries), self.k_layout.pick(piece.keys), *tables)
+        return self.scoring.bias(self.q_layout.pick(piece.queries), self.k_layout.pick(piece.keys), *tables)
 
-    def additive_mask(self, tile: Tile, runs: list[TileRun]) -> Tensor:
-        """(…, 1, n, m) 0 where a query may see a key of the runs, −∞ elsewhere."""
+    def additive_mask(self, piece: KeyPiece) -> Tensor:
+        """(…, 1, n, m) 0 where a query may see a key of the masked runs, −∞ elsewhere."""
+        runs = piece.masked
         # runs inside one document need no document mask
         visible = self.scoring.mask.visible if all(run.alone for run in runs) else partial(allowed, self.scoring.mask)
         keys = self.k_layout.pick(self.tiling.k.where(runs))
-        return torch.where(visible(self.q_layout.pick(tile.queries), keys, self.scoring.heads), 0.0, -torch.inf)
+        return torch.where(visible(self.q_layout.pick(piece.queries), keys, self.scoring.heads), 0.0, -torch.inf)
 
-    def kind(self, tile: Tile, runs: list[TileRun]) -> tuple[Any, ...]:
-        """The cache key of a tile's mask: equal for tiles at equal distances where the mask is relative."""
+    def kind(self, piece: KeyPiece) -> tuple[Any, ...]:
+        """The cache key of a piece's mask: equal for pieces at equal distances where the mask is relative."""
+        queries, runs = piece.queries, piece.masked
         each = [keys for run in runs if isinstance(keys := self.tiling.k.where([run]), slice)]
-        if not self.relative or not isinstance(tile.queries, slice) or len(each) < len(runs):
-            return tile.number, *runs
-        first, end, step = tile.queries.start, tile.queries.stop, tile.queries.step
+        if not self.relative or not isinstance(queries, slice) or len(each) < len(runs):
+            return piece.tile, *runs
+        first, end, step = queries.start, queries.stop, queries.step
         return end - first, step, *((first - keys.start, keys.stop - keys.start, keys.step) for keys in each)
 
-    def scores(
-        self, query: Tensor, key: Tensor, tile: Tile, piece: KeyPiece, bias: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def scores(self, query: Tensor, key: Tensor, piece: KeyPiece, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """(rows, kv_heads, shared, n, m) scores of one piece with −∞ where not allowed; tanh of the capped scores.
         Query and key have the dtype of the scores: a product rounded to bfloat16 moves a score of 30 by up to 1/16."""
         groups, shared = query.shape[1], len(self.scoring.heads) // query.shape[1]
@@ -162,8 +170,7 @@ class Work:
         if bias is not None:
             scores += _by_group(bias, groups)
         if piece.masked:  # adding −∞ is far cheaper than masked_fill_
-            make = partial(self.additive_mask, tile, piece.masked)
-            mask = self.masks.once(self.kind(tile, piece.masked), make).unsqueeze(-3)
+            mask = self.masks.once(self.kind(piece), partial(self.additive_mask, piece)).unsqueeze(-3)
             parts = mask.split([run.end - run.begin for run in piece.masked], -1)
             for columns, part in zip(piece.columns, parts, strict=True):
                 scores[..., columns].add_(part)
@@ -196,18 +203,18 @@ def attend_tiles(q: Tensor, k: Tensor, v: Tensor, work: Work, tables: Sequence[T
     dtype = at_least_fp32(q.dtype)
     # for a query that sees no key: very low but finite, so that σ(lse − sink) is 0 with gradient 0, not NaN
     lse = q.new_full(q.shape[:-1], torch.finfo(dtype).min / 4, dtype=dtype)
-    for tile in work.tiling.tiles:
+    for tile, pieces in work.loop():
         query = take(q, tile.queries).flatten(2, 3).to(dtype)
         top = take(lse[..., None], tile.queries)
         total, acc = torch.zeros_like(top), lse.new_zeros(*query.shape[:-1], v.shape[-1])
-        for piece in tile.pieces:
+        for piece in pieces:
             key, value = take(k, piece.keys).to(dtype), take(v, piece.keys).to(dtype)
-            scores, _ = work.scores(query, key, tile, piece, work.bias(tile, piece, tables))
+            scores, _ = work.scores(query, key, piece, work.bias(piece, tables))
             peak = torch.maximum(top, scores.amax(-1, keepdim=True))
             shrink, top = torch.exp(top - peak), peak
             p = _exp(scores.sub_(peak))
             total = total.mul_(shrink).add_(p.sum(-1, keepdim=True))
-            p = p if work.edit is None else p * work.factor(p, tile, piece)
+            p = p if work.edit is None else p * work.factor(p, piece)
             acc = acc.mul_(shrink.flatten(2, 3)).add_(p.flatten(2, 3) @ value)
         total = total.clamp_min_(1.0)  # the greatest score adds 1, so only a query that sees no key has less
         put(out, tile.queries, acc.div_(total.flatten(2, 3)).unflatten(2, (shared, -1)).to(out.dtype))
@@ -238,24 +245,24 @@ def tiles_backward(
     dq, dk, dv = (torch.zeros_like(x, dtype=dtype) for x in (q, k, v))
     dtables = [torch.zeros_like(t) if i in learned else None for i, t in enumerate(tables)]
     g = torch.zeros_like(out) if g is None else g
-    for tile in work.tiling.tiles:
+    for tile, pieces in work.loop():
         query, grad = take(q, tile.queries).flatten(2, 3).to(dtype), take(g, tile.queries).to(dtype)
         level = take(lse[..., None], tile.queries)
         delta = (grad * take(out, tile.queries)).sum(-1, keepdim=True)
         if g_lse is not None:
             delta -= take(g_lse[..., None], tile.queries)
         grad, dquery = grad.flatten(2, 3), torch.zeros_like(query)
-        for piece in tile.pieces:
+        for piece in pieces:
             key, value = take(k, piece.keys).to(dtype), take(v, piece.keys).to(dtype)
             with torch.enable_grad():
                 free = tuple(t.detach().requires_grad_(i in learned) for i, t in enumerate(tables))
-                bias = work.bias(tile, piece, free)
-            scores, capped = work.scores(query, key, tile, piece, None if bias is None else bias.detach())
+                bias = work.bias(piece, free)
+            scores, capped = work.scores(query, key, piece, None if bias is None else bias.detach())
             p = _exp(scores.sub_(level))
             dp = (grad @ value.transpose(-1, -2)).view_as(p)
             kept = p
             if work.edit is not None:
-                factor = work.factor(p, tile, piece)
+                factor = work.factor(p, piece)
                 kept, dp = p * factor, dp.mul_(factor)
             add(dv, piece.keys, kept.flatten(2, 3).transpose(-1, -2) @ grad)
             ds = dp.sub_(delta).mul_(p)

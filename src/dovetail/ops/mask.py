@@ -8,7 +8,7 @@ out whether each tile of scores is empty, full or partial, from bounds on its to
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
@@ -58,15 +58,15 @@ def span_document(q: Span, k: Span) -> Fill:
     return Fill.FULL if alone else Fill.PART
 
 
-def spans(layout: TokenLayout, size: int, step: int = 1) -> list[Span]:
-    """The bounds of each run of `size` tokens, over all rows of the batch."""
+def spans(layout: TokenLayout, size: int, step: int = 1, known: Sequence[int] = ()) -> list[Span]:
+    """The bounds of each run of `size` tokens, over all rows of the batch; `known` are the positions of whole sequences."""
 
     def compute() -> list[Span]:
         starts = np.arange(0, layout.n, size)
-        if layout.start is None:
+        if layout.start is None and not known:
             order, seg = (x.numpy(force=True).reshape(-1, layout.n) for x in (layout.order, layout.seg))
         else:  # read from no tensor: `plan` traces fake ones, which have no values
-            order = np.arange(layout.start, layout.start + layout.n)[None]
+            order = np.asarray(known or range(layout.start or 0, (layout.start or 0) + layout.n))[None]
             seg = np.zeros_like(order)
         row = np.zeros((1, layout.n), np.int64) if layout.row is None else layout.row.numpy(force=True)[None]
         residue = order % step

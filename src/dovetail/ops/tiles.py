@@ -8,7 +8,7 @@ mask is dense or sparse. For a strided mask, tokens are sorted by their residue 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dovetail.nn.groups import Mask
 from dovetail.nn.layout import TokenLayout
-from dovetail.ops.mask import TileRun, plan
+from dovetail.ops.mask import TileRun, plan, spans
 
 Where = slice | Tensor  # evenly spaced tokens, or any tokens by their index
 
@@ -51,9 +51,16 @@ class TileOrder:
     def __init__(self, layout: TokenLayout, step: int) -> None:
         self.step, self.n, self.device = step, layout.n, layout.order.device
         self.index: Tensor | None = None
+        self.known: list[int] = []  # the positions in this order, where no tensor needs to be read for them
         if step > 1:
-            self.index = (layout.order % step).view(-1, layout.n)[0].argsort(stable=True)
-            self.numbers, self.layout = self.index.tolist(), layout.pick(self.index)
+            if layout.start is None:
+                self.index = (layout.order % step).view(-1, layout.n)[0].argsort(stable=True)
+                self.numbers = self.index.tolist()
+            else:  # `plan` traces tensors without values
+                self.numbers = sorted(range(layout.n), key=lambda i, start=layout.start: (start + i) % step)
+                self.known = [layout.start + i for i in self.numbers]
+                self.index = torch.tensor(self.numbers, device=self.device)
+            self.layout = layout.pick(self.index)
 
     def tiled(self, layout: TokenLayout) -> TokenLayout:
         """The layout in this order. An unchanged layout is not stored here: it caches this object, and a reference cycle would
@@ -74,8 +81,11 @@ class TileOrder:
 
 
 class KeyPiece(NamedTuple):
-    """Keys that are processed together; the runs of them that need a mask, and the columns of these in the scores."""
+    """Keys that are processed together for the queries of a tile; the runs of them that need a mask, and the columns of these
+    in the scores."""
 
+    tile: int
+    queries: Where
     keys: Where
     masked: list[TileRun]
     columns: list[slice]
@@ -84,9 +94,17 @@ class KeyPiece(NamedTuple):
 class Tile(NamedTuple):
     """Some queries, and the pieces of keys that they touch."""
 
-    number: int
     queries: Where
     pieces: list[KeyPiece]
+
+
+Loop = Callable[[list[Tile], Callable[[KeyPiece], Hashable]], Iterator[tuple[Tile, Iterable[KeyPiece]]]]
+LOOPS: list[Loop] = []  # of a run without values: one tile and one piece of each kind, each counted as often as there are such
+
+
+def extent(where: Where) -> tuple[int, int]:
+    """The number of tokens, and their distance; 0 where they are not evenly spaced."""
+    return (len(range(where.start, where.stop, where.step)), where.step) if isinstance(where, slice) else (len(where), 0)
 
 
 class Tiling:
@@ -96,6 +114,9 @@ class Tiling:
         step = mask.regroup() if q_layout.n > 1 else 1
         self.q, self.k = (layout.once(("tokens", step), partial(TileOrder, layout, step)) for layout in (q_layout, k_layout))
         self.size, self.most = size, most
+        for tokens in (self.q, self.k):
+            if tokens.known:
+                spans(tokens.layout, size, step, tokens.known)
         self.runs = plan(mask, self.q.tiled(q_layout), self.k.tiled(k_layout), heads, size, size)
         self.tiles = [self._tile(i, runs) for i, runs in enumerate(self.runs)]
 
@@ -104,8 +125,8 @@ class Tiling:
         return sum((run.end - run.begin) * self.size for runs in self.runs for run in runs)
 
     def _tile(self, number: int, runs: list[TileRun]) -> Tile:
-        queries = TileRun(number * self.size, min((number + 1) * self.size, self.q.n), True)
-        return Tile(number, self.q.where([queries]), [self._piece(packed) for packed in self._packed(runs)])
+        queries = self.q.where([TileRun(number * self.size, min((number + 1) * self.size, self.q.n), True)])
+        return Tile(queries, [self._piece(number, queries, packed) for packed in self._packed(runs)])
 
     def _packed(self, runs: list[TileRun]) -> Iterator[list[TileRun]]:
         """Split and pack the runs of one tile into lists of at most `most` keys."""
@@ -122,7 +143,7 @@ class Tiling:
         if packed:
             yield packed
 
-    def _piece(self, runs: list[TileRun]) -> KeyPiece:
+    def _piece(self, tile: int, queries: Where, runs: list[TileRun]) -> KeyPiece:
         ends = accumulate(run.end - run.begin for run in runs)
         columns = [slice(end - run.end + run.begin, end) for run, end in zip(runs, ends, strict=True) if not run.full]
-        return KeyPiece(self.k.where(runs), [run for run in runs if not run.full], columns)
+        return KeyPiece(tile, queries, self.k.where(runs), [run for run in runs if not run.full], columns)

@@ -103,8 +103,9 @@ def trace_step(spec: Model, layout: Layout, setting: Setting, staging: Staging =
         ranks = JobRanks(rank, layout)
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         model = _fake_model(spec, ranks, setting, mode)
-        with mode:
-            return watch_step(model, ranks, setting, staging)
+        watch = Watch(staging)
+        with mode, watch.one_of_each():
+            return watch_step(model, ranks, setting, watch)
 
 
 def traced_rank(layout: Layout) -> int:
@@ -127,10 +128,9 @@ def _fake_model(spec: Model, ranks: JobRanks, setting: Setting, mode: FakeTensor
     return model
 
 
-def watch_step(model: ModelModule, ranks: JobRanks, setting: Setting, staging: Staging = no_staging) -> StepTrace:
+def watch_step(model: ModelModule, ranks: JobRanks, setting: Setting, watch: Watch) -> StepTrace:
     """Train a model for one step on a batch without meaning, and count; its tensors may be real or fake."""
     pieces = min(setting.micro_batches, PIECES) if ranks.stages is None else setting.micro_batches
-    watch = Watch(staging)
     weights = watch.hold([*model.parameters(), *model.buffers()])
     trainer = Trainer(model, _Marked(watch, ranks), setting.plan(pieces), ranks)
     optimizer = watch.hold(trainer.optimizer.state().values())

@@ -12,9 +12,9 @@ reads from a fake tensor is 1.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
-from typing import Any, Self
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,8 +29,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from dovetail.ops.tiles import LOOPS, KeyPiece, Tile, extent
 from dovetail.planning.cost import Collective, MatrixProduct, RankGroup, StepCost
 
+T = TypeVar("T")
 ATEN = torch.ops.aten
 COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 QUESTIONS = ("prim", "profiler")  # operations that compute nothing
@@ -78,6 +80,7 @@ class Watch(TorchDispatchMode):
         self.references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self.groups: dict[str, RankGroup] = {}
         self.paused = 0
+        self.times = 1  # as often as an operation counts
         self.outside = (torch.UntypedStorage.resize_, ShardingPropagator._fake_mode_lock)
         self.mark("start")
 
@@ -116,6 +119,32 @@ class Watch(TorchDispatchMode):
     def pausing(self) -> Paused:
         """Return the context in which operations do not count."""
         return Paused(self)
+
+    @contextmanager
+    def one_of_each(self) -> Iterator[None]:
+        """The context in which tiled attention runs one tile and one piece of each kind, counted as often as there are such."""
+        LOOPS.append(self._loop)
+        try:
+            yield
+        finally:
+            LOOPS.pop()
+
+    def _loop(self, tiles: list[Tile], alike: Callable[[KeyPiece], Hashable]) -> Iterator[tuple[Tile, Iterable[KeyPiece]]]:
+        for group in _grouped(tiles, lambda tile: extent(tile.queries)):
+            pieces = [piece for tile in group for piece in tile.pieces]
+            self.times = len(group)
+            yield group[0], self._pieces(pieces, alike)
+            self.times = 1
+
+    def _pieces(self, pieces: list[KeyPiece], alike: Callable[[KeyPiece], Hashable]) -> Iterator[KeyPiece]:
+        outside = self.times
+        for first, *others in _grouped(pieces, alike):
+            self.times = 1  # computes the mask of all
+            yield first
+            if others:
+                self.times = len(others)
+                yield others[0]
+        self.times = outside
 
     def cost(self, phase: str) -> StepCost:
         """The cost of a phase."""
@@ -165,10 +194,10 @@ class Watch(TorchDispatchMode):
         formula, cost = FLOPS.get(func._overloadpacket), self.counts[self.phase]
         if formula is not None:
             dtype = str(given[0].dtype).removeprefix("torch.")
-            cost.products[MatrixProduct(dtype, formula(*args, **kwargs, out_val=out), moved)] += 1
+            cost.products[MatrixProduct(dtype, formula(*args, **kwargs, out_val=out), moved)] += self.times
         elif moved:
-            cost.kernels += 1
-            cost.moved += moved
+            cost.kernels += self.times
+            cost.moved += self.times * moved
 
     def _group(self, args: Any) -> RankGroup:
         """The group among the arguments of a collective: an object, or in functional collectives a name."""
@@ -216,6 +245,13 @@ class Paused(AbstractContextManager[None]):
 
     def __exit__(self, *_: object) -> None:
         self.watch.paused -= 1
+
+
+def _grouped(items: Iterable[T], kind: Callable[[T], Hashable]) -> Iterable[list[T]]:
+    groups: dict[Hashable, list[T]] = {}
+    for item in items:
+        groups.setdefault(kind(item), []).append(item)
+    return groups.values()
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, is_causal: bool = False, **_: Any) -> int:

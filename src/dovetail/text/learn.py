@@ -74,9 +74,18 @@ def _wordpiece(text: str, vocab: int) -> Engine:
     engine = Engine(models.WordPiece(unk_token=UNKNOWN))
     engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     engine.decoder = decoders.WordPiece(cleanup=False)
-    trainer = trainers.WordPieceTrainer(vocab_size=vocab, special_tokens=[*SPECIAL, UNKNOWN], show_progress=False)
+    # the trainer numbers continuations in the order of a hash table, which differs from process to process, and equal counts
+    # are merged by number; so they are numbered here, as special tokens, which they do not stay
+    words = {word for sample in _samples(text) for word, _ in engine.pre_tokenizer.pre_tokenize_str(sample)}
+    special, continuing = [*SPECIAL, UNKNOWN], sorted({f"##{c}" for word in words for c in word[1:]})
+    first = sorted({c for word in words for c in word})
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab, special_tokens=[*special, *continuing], initial_alphabet=first, show_progress=False
+    )
     engine.train_from_iterator(_samples(text), trainer)
-    return engine
+    data = json.loads(engine.to_str())
+    data["added_tokens"] = [token for token in data["added_tokens"] if token["content"] in special]
+    return Engine.from_str(json.dumps(data))
 
 
 def _cut_by(pattern: str) -> Callable[[str, int], Engine]:
