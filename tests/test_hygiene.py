@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.util
 import re
 import shlex
 import tomllib
@@ -288,3 +290,24 @@ def test_the_context_of_the_container_is_what_it_copies() -> None:
     copied = {source.rstrip("/") for name, rest in first if name == "COPY" for source in rest.split()[:-1]}
     assert copied == kept
     assert not any(fnmatch(".git", name) for name in kept)
+
+
+def imported_names(path: Path) -> set[tuple[str, str]]:
+    """(module of this package, name) of each import in a file."""
+    nodes = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ImportFrom)]
+    return {
+        (node.module, alias.name)
+        for node in nodes
+        if node.module and node.module.startswith("dovetail")
+        for alias in node.names
+    }
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "checks", "deploy", "docs"])
+def test_what_files_beside_the_package_import_is_there(folder: str) -> None:
+    """Files that need a peer, such as Ray, are imported by no other test."""
+    names = set[tuple[str, str]]().union(*(imported_names(path) for path in (ROOT / folder).rglob("*.py")))
+    assert names, "files of this folder use the package"
+    for module, name in sorted(names):
+        there = name in dir(importlib.import_module(module)) or importlib.util.find_spec(f"{module}.{name}") is not None
+        assert there, f"{folder}: {module} has no {name}"

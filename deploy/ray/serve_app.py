@@ -14,8 +14,9 @@ reached from outside.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
+from pathlib import Path
 from typing import Any
 
 from ray import serve
@@ -27,11 +28,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dovetail import __version__
 from dovetail.api.engine import EngineOptions
-from dovetail.api.serve import open_app, server_options
+from dovetail.api.serve import open_app
 from dovetail.base.errors import UsageError
 from dovetail.serving.client import Busy
+from dovetail.serving.http.access import read_keys
 from dovetail.serving.http.guard import Gate, Guard
+from dovetail.serving.http.options import HttpOptions, Options
 from dovetail.serving.replicas.relay import Placement, Relay, ReplicaCall, ReplicaLost, answer, merge
 from dovetail.serving.worker import QUEUED
 
@@ -65,6 +69,27 @@ def _keys(request: PendingRequest | None) -> tuple[bytes, ...]:
     """The keys of a call's prompt; none for other methods of a replica."""
     first = request.args[0] if request is not None and request.args else None
     return first.keys if isinstance(first, ReplicaCall) else ()
+
+
+def server_options(
+    model: str,
+    api_key_file: str,
+    name: str | None = None,
+    allow_host: Sequence[str] = (),
+    allow_origin: Sequence[str] = (),
+    adapter: Mapping[str, str] | None = None,
+    **http: Any,
+) -> Options:
+    """The options of the server, from those of `dovetail serve`."""
+    adapters = adapter or {}
+    return Options(
+        models={name or Path(model).resolve().name: None, **dict(zip(adapters, adapters, strict=True))},
+        version=__version__,
+        keys=tuple(read_keys(api_key_file)),
+        hosts=tuple(allow_host),
+        origins=tuple(allow_origin),
+        **vars(HttpOptions(**http)),
+    )
 
 
 @serve.deployment
