@@ -56,7 +56,7 @@ def complete_arguments(function: Callable[..., Any], arguments: Mapping[str, Any
 
 
 def _arguments_of(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    known = {one.key: one for name, one in parameters(function).items() if name not in IN_CALLS_ONLY}
+    known = {option.key: option for name, option in parameters(function).items() if name not in IN_CALLS_ONLY}
     return grouped(function, _merged(ungrouped(arguments), known))
 
 

@@ -106,5 +106,5 @@ def _directory() -> Path:
 
 
 def _of_this_user(path: Path) -> bool:
-    found = path.lstat()
-    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    status = path.lstat()
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
