@@ -91,8 +91,8 @@ def merged_twice(model: Any) -> None:
     merge(model)
 
 
-def merged_by_path(model: nn.Module) -> Iterator[Linear]:
-    return (leaf for _, leaf in _adapted(model))
+def merged_by_path(model: nn.Module) -> Iterator[tuple[str, Linear]]:
+    return _adapted(model)
 
 
 def scale_forgotten(self: LoraModule, leaf: Linear) -> Tensor:
