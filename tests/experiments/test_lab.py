@@ -52,10 +52,10 @@ def test_a_worse_arm_is_found_and_the_seeds_stop(monkeypatch: pytest.MonkeyPatch
     state = run(design(), decided=lambda data, text: events.append(text))
     verdict = state.verdict("gqa")
     assert verdict is not None
-    assert (verdict.kind, verdict.interval.n) == ("worse", 4)
+    assert (verdict.kind, verdict.interval.n) == ("worse", 5)
     assert verdict.interval.mean == pytest.approx(0.2, abs=0.03)
     assert verdict.saved > 0.8
-    assert len(state.results) <= 10  # eight, and what was trained ahead
+    assert len(state.results) <= 12  # ten, and what was trained ahead
     assert events == [f"gqa against base: {verdict}"]
 
 
@@ -100,7 +100,7 @@ def test_what_determines_a_run_is_in_its_hash(place: Path) -> None:
 
 def test_arms_that_ask_for_one_run_share_it() -> None:
     state = run(design(arms={"same": {}}, smallest=0.01))
-    assert str(state.verdict("same")).startswith("equal within 0.01 (+0.0000 to +0.0000) at 4 seeds")
+    assert str(state.verdict("same")).startswith("equal within 0.01 (+0.0000 to +0.0000) at 5 seeds")
     assert starts().total() <= 6
 
 

@@ -14,6 +14,7 @@ import dovetail as dt
 from dovetail.base.errors import SpecError, UsageError
 from dovetail.cli import main
 from dovetail.hf.packed import packed_form
+from dovetail.ops.attend import using
 from dovetail.ops.formats.format import SCALE, Format
 from dovetail.ops.formats.kinds import FP8, NF4, Int4, Int8
 from dovetail.weights.quantization.recipe import leaf_at, quantize, select
@@ -41,7 +42,8 @@ def exported(
 
 
 def logits(model: dt.Transformer) -> torch.Tensor:
-    with torch.no_grad():
+    """The logits by the reference implementation: a kernel sums products with codes in another order than those with W."""
+    with torch.no_grad(), using("reference"):
         return model(torch.arange(1, 25)[None])
 
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 import dovetail as dt
 from dovetail.base.errors import FileError, SpecError
 from dovetail.hf.packed import pack_words, packed_form, unpack_words
+from dovetail.ops.attend import using
 from dovetail.ops.formats.format import Format
 from dovetail.ops.formats.kinds import FP8, NF4, Int4, Int8
 from dovetail.weights.quantization.recipe import quantize, select
@@ -46,7 +47,8 @@ def exported(home: Path, name: str, format: Format, dtype: torch.dtype = torch.f
 
 
 def logits(model: dt.Transformer) -> torch.Tensor:
-    with torch.no_grad():
+    """The logits by the reference implementation: a kernel sums products with codes in another order than those with W."""
+    with torch.no_grad(), using("reference"):
         return model(torch.arange(1, 25)[None])
 
 
