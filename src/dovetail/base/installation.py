@@ -13,8 +13,8 @@ from dovetail.base.memory import available_memory
 FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "sve", "bf16")
 
 
-def examined(version: str, kernel: str = "") -> dict[str, Any]:
-    """Return the versions, the machine and the packages as plain data; `kernel`: why the kernel for few rows is not used."""
+def examined(version: str) -> dict[str, Any]:
+    """Return the versions, the machine and the packages as plain data."""
     return {
         "dovetail": version,
         "python": platform.python_version(),
@@ -23,14 +23,13 @@ def examined(version: str, kernel: str = "") -> dict[str, Any]:
         "threads": _threads(),
         "memory": {"available_bytes": available_memory()},
         "devices": _devices(),
-        "kernel": kernel or "ready",
         "packages": _packages(None),
         "extras": {name: _packages(name) for name in ("plots", "lab", "data", "cluster", "eval", "serve", "grammar", "hf")},
     }
 
 
 def text(report: dict[str, Any]) -> str:
-    """Return the report for people."""
+    """Return the report for people; beside what `examined` returns, it says whether the kernel for few rows is used."""
     memory = report["memory"]["available_bytes"]
     threads = ", ".join(f"{name} {value}" for name, value in report["threads"].items() if value is not None)
     lines = [

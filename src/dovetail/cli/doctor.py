@@ -29,15 +29,18 @@ def run(given: Options, json: bool, node: Node = None) -> int:
         from dovetail.api.check_node import check_node
 
         return print_result(check_node(node, **given), json)
-    try:
-        from dovetail.ops.few_rows import state
-    except ImportError:
-        report = examined(__version__, "torch cannot be imported")
-    else:
-        report = examined(__version__, state())
+    report = {**examined(__version__), "kernel": _kernel()}
     if json:
         print_json(report, indent=2)
     else:
         print_line(text(report))
     installed = [package["installed"] for package in report["packages"]]
     return 0 if installed and all(installed) else 4
+
+
+def _kernel() -> str:
+    try:
+        from dovetail.ops.few_rows import state
+    except ImportError:
+        return "torch cannot be imported"
+    return state() or "ready"
